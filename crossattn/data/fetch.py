@@ -57,6 +57,58 @@ def debian_packages(names: list[str], data_dir: str | os.PathLike | None = None)
     return found
 
 
+def debian_program(
+    name: str, data_dir: str | os.PathLike | None = None
+) -> tuple[Path, dict[str, str]]:
+    """Returns the path of a program, and the environment that it runs in.
+
+    A program that is installed is used as it is. Otherwise its Debian package, and those that the package
+    depends on and this machine lacks, are unpacked into the data folder; nothing is installed.
+
+    Raises:
+        DataUnavailable: it is not installed, and apt is missing or fails.
+    """
+    if (installed := shutil.which(name)) is not None:
+        return Path(installed), dict(os.environ)
+    folder = cache_dir(data_dir) / "programs" / name
+    if not folder.is_dir():
+        _unpack(name, folder, data_dir)
+    libraries = sorted({str(path.parent) for path in folder.glob("usr/lib/**/*.so*")})
+    return folder / "usr" / "bin" / name, os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)}
+
+
+def _unpack(name: str, folder: Path, data_dir: Any) -> None:
+    """Unpacks a package and those that it needs; the folder is there when all are in it."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise DataUnavailable(
+            f"there is no program {name} here, and no apt-get to bring it: install it"
+        )
+    command = ["apt-get", *_APT, "-s", "--no-install-recommends", "install", name]
+    lines = _said(command) or (_said(["apt-get", *_APT, "-q", "update"]), _said(command))[1]
+    needed = [line.split()[1] for line in lines if line.startswith("Inst ")]
+    if name not in needed:
+        raise DataUnavailable(
+            f"there is no program {name} here, and apt-get knows none: install it"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as temporary:
+        whole = Path(temporary) / name
+        for package in debian_packages(needed, data_dir):
+            if failure := _run(["dpkg-deb", "-x", str(package), str(whole)], package.parent):
+                raise absent([f"{package.name.partition('_')[0]}_*.deb"], package.parent, failure)
+        if not folder.is_dir():
+            os.replace(whole, folder)
+
+
+def _said(command: list[str]) -> list[str]:
+    """Returns the lines that a client prints; none where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
 def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None) -> Path:
     """Returns the path of a pure-Python wheel; fetched by `pip download` when not in place.
 

@@ -1,9 +1,9 @@
 """Generation over any model with ``prefill`` and ``decode_step``; ``states`` says what those promise.
 
 ``generate`` runs a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search`` and
-``speculative`` are the searches. They share a ``GenerationConfig`` (lengths, prefix, special tokens), a
-list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture`` of
-attention.
+``speculative`` are the searches of tokens. They share a ``GenerationConfig`` (lengths, prefix, special
+tokens), a list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture``
+of attention. ``generate_frames`` runs a model of frames, by the search ``UntilStop``.
 """
 
 from crossattn.decode.buckets import Bucketed
@@ -17,6 +17,7 @@ from crossattn.decode.search import penalties, stopping
 from crossattn.decode.search.beam import beam_search
 from crossattn.decode.search.contrastive import contrastive_search
 from crossattn.decode.search.drafts import ModelDraft, PromptLookup
+from crossattn.decode.search.frames import Groups, UntilStop, generate_frames
 from crossattn.decode.search.greedy import greedy, sample
 from crossattn.decode.search.speculative import speculative
 from crossattn.decode.states import DecodingStates
@@ -27,15 +28,18 @@ __all__ = [
     "Context",
     "DecodingStates",
     "GenerationConfig",
+    "Groups",
     "Hypotheses",
     "LogitsProcessor",
     "ModelDraft",
     "PromptLookup",
+    "UntilStop",
     "attention_of",
     "beam_search",
     "constraints",
     "contrastive_search",
     "generate",
+    "generate_frames",
     "greedy",
     "penalties",
     "sample",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode.states import DecodeStep, source_valid
-from crossattn.types import Array, Float, Int
+from crossattn.types import Array, Float, Shaped
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Capture:
 def captured(
     decode_step: DecodeStep,
     captures: Sequence[Capture | None],
-    tokens: Int[Array, "B J T"],
+    tokens: Shaped[Array, "B J T *F"],
     states: Any,
 ) -> tuple[Any, Any, list[Any]]:
     """Runs one step and returns logits or vectors, states, and the weights [B J T M N S] of each capture."""

@@ -24,6 +24,7 @@ from crossattn.models.retro import Retro, RetroConfig
 from crossattn.models.rnn_encoder_decoder import RNNEncoderDecoder, RNNEncoderDecoderConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.models.transformer_tts import TransformerTTS, TransformerTTSConfig
 from crossattn.models.vision_encoder_decoder import (
     VisionEncoderDecoder,
     VisionEncoderDecoderConfig,
@@ -59,6 +60,8 @@ __all__ = [
     "SelfDocConfig",
     "Transformer",
     "TransformerConfig",
+    "TransformerTTS",
+    "TransformerTTSConfig",
     "ViT",
     "ViTConfig",
     "VisionEncoderDecoder",

@@ -157,6 +157,47 @@ def guided_spans(span_mass: Float[Array, "*B T"], weights: Weights) -> Loss:
     return _named("guided", _total(-jnp.log(jnp.maximum(span_mass, 1e-9)), weights))
 
 
+def diagonal_attention(
+    attention: Float[Array, "*B T S"],
+    target_segment_ids: Int[Array, "*B T"],
+    source_segment_ids: Int[Array, "*B S"],
+    width: float = 0.2,
+) -> Loss:
+    """Penalises attention far from the diagonal, for pairs in the same order, such as letters and sound.
+
+    The loss of the weight of source place s in row t is 1 - exp(-(t / T - s / S)^2 / (2 width^2)), where T
+    and S are the lengths of the pair, one in each row of the batch.
+
+    Args:
+        attention: weights, which sum to 1 over S.
+        target_segment_ids, source_segment_ids: 1 for a place of the pair, 0 for padding, which follows it.
+        width: relative distance at which the loss is 0.4.
+
+    Returns:
+        The loss, and {"diagonal": the sum of the same}.
+
+    Source: guided attention, Tachibana et al. 2017, "Efficiently trainable text-to-speech system based on
+        deep convolutional networks with guided attention", section 4.1; their width is 0.2.
+    """
+    far = relative_distance(target_segment_ids, source_segment_ids)
+    penalty = (1.0 - jnp.exp(-jnp.square(far / width) / 2.0)) * attention
+    readable = (target_segment_ids > 0)[..., :, None] & (source_segment_ids > 0)[..., None, :]
+    return _named("diagonal", jnp.sum(jnp.where(readable, penalty, 0.0)))
+
+
+def relative_distance(
+    target_segment_ids: Int[Array, "*B T"], source_segment_ids: Int[Array, "*B S"]
+) -> Float[Array, "*B T S"]:
+    """Returns |t / T - s / S| of the places of pairs, one in each row; any number for padding."""
+
+    def relative(segment_ids: Array) -> Array:
+        length = jnp.maximum((segment_ids > 0).sum(-1, keepdims=True), 1)
+        return jnp.arange(segment_ids.shape[-1]) / length
+
+    target, source = relative(target_segment_ids), relative(source_segment_ids)
+    return jnp.abs(target[..., :, None] - source[..., None, :])
+
+
 def coverage(
     mass: Float[Array, "*B S"],
     valid: Bool[Array, "*B S"],

@@ -64,6 +64,21 @@ class CaptioningModel(Head, Generator, Protocol):
     def hidden(self, source, target_in, *, target_segment_ids, target_positions, key): ...
 
 
+class SpeechModel(Head, Generator, Protocol):
+    """Letters [B S] and groups of frames [B T G] in, vectors [B T D] and weights [L B N T S] out.
+
+    ``logits`` gives the next groups and logits [B T] of a stop, ``first`` the group that decoding begins on.
+    """
+
+    def hidden(
+        self, source, target_in, *, source_segment_ids, target_segment_ids, key, return_weights
+    ): ...
+
+    def refine(self, groups, segment_ids, key): ...
+
+    def first(self, batch): ...
+
+
 class InterleavedModel(Head, Generator, Protocol):
     """Texts [B T] with pictures [B I H W C] at places [B I] in, vectors [B T D] out."""
 

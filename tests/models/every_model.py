@@ -38,7 +38,12 @@ def example(name, rows=2, padding=0):
 
 
 def call(name, params, inputs, dtype=None):
-    return xa.apply(build_of(name, dtype), params, **inputs)
+    """The model's output in one array: groups of frames beside the logit that each is the last."""
+    found = xa.apply(build_of(name, dtype), params, **inputs)
+    if not isinstance(found, tuple):
+        return found
+    groups, stop = found
+    return jnp.concatenate([groups, stop[..., None]], axis=-1)
 
 
 def loss(name, params, inputs):
@@ -70,7 +75,9 @@ def attends(name):
 
 
 def generates(name):
-    return hasattr(models.find(name).module, "prefill")
+    """Whether a model generates tokens; one that generates frames has a test of its own."""
+    module = models.find(name).module
+    return hasattr(module, "prefill") and not hasattr(module, "refine")
 
 
 def read_and_written(name, rows=2, padding=0):

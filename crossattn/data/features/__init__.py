@@ -15,6 +15,7 @@ from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.interleaved import Images, Interleaved
 from crossattn.data.features.label import Label
+from crossattn.data.features.letters import Letters
 from crossattn.data.features.links import Links
 from crossattn.data.features.neighbours import Neighbours, Window
 from crossattn.data.features.packed import PackedTexts
@@ -32,6 +33,7 @@ __all__ = [
     "Images",
     "Interleaved",
     "Label",
+    "Letters",
     "Links",
     "Neighbours",
     "PackedTexts",

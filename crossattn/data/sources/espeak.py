@@ -1,0 +1,136 @@
+"""Short sentences of LibreOffice's help, read by voices of espeak-ng: "espeak/en-us,en-gb+f3".
+
+Every voice reads every sentence. A sentence is in one split, by the hash of its letters, whoever reads it:
+10 % test, 5 % validation. The program of a machine that lacks it comes from Debian's packages; what
+it says is kept in the data folder. Silence before and after the words is cut.
+"""
+
+import functools
+import hashlib
+import io
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int16
+
+from crossattn.data import archives, fetch
+from crossattn.data.audio import read_audio
+from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.mel import HOP
+from crossattn.data.sources import Example, MappedSource, Option, hashed_split
+
+FORM = "espeak/VOICE,..."
+OPTIONS = {
+    "longest": Option(int, "The most letters of a sentence.", "[10, 200]"),
+    "sentences": Option(int, "Training sentences, at equal distances; 0 is all.", "[0, inf)"),
+}
+LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
+"""The letters of the sentences, which are in small letters."""
+
+_SILENT = 0.01  # of the loudest sample
+_VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
+
+
+def open_split(
+    rest: str, split: str, *, data_dir: Any = None, longest: int = 40, sentences: int = 0
+) -> Sequence[Example]:
+    """Returns examples {"id", "text", "voice", "audio"}: audio float32 at 16 kHz, about 2 s."""
+    voices = rest.split(",")
+    texts = [text for text in _sentences(data_dir) if len(text) <= longest]
+    texts = [text for text in texts if split_of(text) == split]
+    if sentences and split == "train":
+        texts = [texts[i * len(texts) // sentences] for i in range(min(sentences, len(texts)))]
+    sounds = {voice: _Spoken(voice, tuple(texts), data_dir) for voice in voices}
+
+    def example(place: tuple[int, str]) -> Example:
+        number, voice = place
+        audio = sounds[voice][number]
+        return {"id": f"{voice}/{number}", "text": texts[number], "voice": voice, "audio": audio}
+
+    return MappedSource([(n, voice) for n in range(len(texts)) for voice in voices], example)
+
+
+def split_of(text: str) -> str:
+    """Returns the split of a sentence, from its letters alone."""
+    return hashed_split(re.sub("[^a-z]", "", text.lower()), test=10, validation=5)
+
+
+def speak(text: str, voice: str, data_dir: Any = None) -> Float[np.ndarray, " samples"]:
+    """Returns what a voice says, at 16 kHz, without the silence around it.
+
+    Raises:
+        DataError: espeak-ng has no such voice.
+        DataUnavailable: there is no espeak-ng here, and no apt to bring it.
+    """
+    if not _VOICE.fullmatch(voice):
+        raise DataError(f"there is no voice {voice!r}; expected one of espeak-ng, such as en-us+f3")
+    program, environment = fetch.debian_program("espeak-ng", data_dir)
+    own = [path.parent for path in program.parents[1].glob("lib/*/espeak-ng-data")]
+    folder = (
+        [f"--path={own[0]}"] if own and program.is_relative_to(fetch.cache_dir(data_dir)) else []
+    )
+    command = [str(program), *folder, "-v", voice, "--stdin", "--stdout"]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment)
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split()) or "it says nothing"
+        if "voice" in said:
+            raise DataError(f"espeak-ng has no voice {voice!r} ({said})")
+        raise DataUnavailable(f"{program} does not run ({said})")
+    audio = read_audio(io.BytesIO(done.stdout))
+    loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
+    return audio[max(loud[0] - HOP, 0) : loud[-1] + 2 * HOP] if len(loud) else audio
+
+
+class _Spoken:
+    """The sounds of texts, made once for all runs."""
+
+    def __init__(self, voice: str, texts: tuple[str, ...], data_dir: Any):
+        named = hashlib.sha256("\n".join((voice, *texts)).encode()).hexdigest()[:16]
+        folder = fetch.cache_dir(data_dir) / "espeak" / f"{voice}-{named}"
+        if not folder.is_dir():
+            _keep([_rounded(speak(text, voice, data_dir)) for text in texts], folder)
+        self._samples = np.load(folder / "samples.npy", mmap_mode="r")
+        self._ends = np.load(folder / "ends.npy")
+
+    def __getitem__(self, number: int) -> Float[np.ndarray, " samples"]:
+        start = self._ends[number - 1] if number else 0
+        return self._samples[start : self._ends[number]].astype(np.float32) / 2**15
+
+
+def _rounded(audio: Float[np.ndarray, " samples"]) -> Int16[np.ndarray, " samples"]:
+    return np.clip(np.round(audio * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
+
+
+def _keep(sounds: list[np.ndarray], folder: Path) -> None:
+    """Writes sounds into a folder, which is there when it is whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as temporary:
+        whole = Path(temporary) / "whole"
+        whole.mkdir()
+        np.save(whole / "samples.npy", np.concatenate(sounds) if sounds else np.zeros(0, np.int16))
+        np.save(whole / "ends.npy", np.cumsum([len(sound) for sound in sounds], dtype=np.int64))
+        if not folder.is_dir():
+            os.replace(whole, folder)
+
+
+@functools.lru_cache(maxsize=1)
+def _sentences(data_dir: Any) -> Sequence[str]:
+    """Returns the help's short sentences in small letters, each once."""
+    from crossattn.data.sources import libreoffice_help as help
+
+    (package,) = fetch.debian_packages(["libreoffice-help-en-us"], data_dir)
+    pages = archives.read_deb(package, f"{help.PREFIX}en-US/text/", ".html")
+    texts = (text for text in help.read_pages(pages).values() if text)
+    return list(dict.fromkeys(text.lower() for text in texts if is_sentence(text)))
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a text is words alone, three or more in at most 200 letters, the first with a capital."""
+    words = re.fullmatch(r"[A-Z][a-z']*(?:,? [a-z][a-z']*){2,}[.?]?", text)
+    return bool(words) and 12 <= len(text) <= 200

@@ -1,0 +1,345 @@
+"""Text to sound: a model whose decoder gives frames of a spectrogram, scored against recordings.
+
+Two kinds of scores. ``mel`` and ``diagonal`` are of frames that follow the true ones before them, in
+training and for the choice of a checkpoint. ``spoken_...`` are of frames that follow the model's own, until
+its stop: a mean difference along the best alignment in time (``warped``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from crossattn import decode
+from crossattn.data.features import Letters, Vectors
+from crossattn.data.mel import log_mel
+from crossattn.train.alignment_losses import diagonal_attention, relative_distance
+from crossattn.train.sharding import everywhere, mesh_of
+from crossattn.types import Count, NonNegative, Positive
+from experiments.tasks import base, protocols, sections
+
+NEAR = 0.1 + 1e-6
+"""Relative distance from the diagonal, and of lengths, that is counted as near: a tenth, rounded or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechData(sections.Data):
+    """Recordings and what they say.
+
+    Attributes:
+      letters: those that texts are written in; capitals are read as small ones.
+      source_len: the most letters of a text, its end included.
+      max_frames: the longest recording, in hundredths of a second.
+      mode: like lengths in a batch, or all batches of one shape.
+    """
+
+    letters: str
+    source_len: sections.Length
+    max_frames: Annotated[int, "[1, 6000]"]
+    mode: Literal["bucket", "pad"] = "bucket"
+
+
+@dataclass(frozen=True)
+class SpeechLoss:
+    """The loss of frames, stops and attention.
+
+    Attributes:
+      stop: weight of the loss of stops.
+      stop_last: weight of the last step among them, which is one of many.
+      guided: weight of the penalty on attention far from the diagonal.
+      guided_width: relative distance at which that is 0.4.
+    """
+
+    stop: NonNegative = 1.0
+    stop_last: Positive = 5.0
+    guided: NonNegative = 1.0
+    guided_width: Positive = 0.2
+
+
+@dataclass(frozen=True)
+class SpeechEvaluation:
+    """Texts that are spoken in ``experiments.evaluate``.
+
+    Attributes:
+      examples: the most texts; 0 is none.
+      batch_size: texts spoken together.
+      threshold: the probability of a stop that ends a text.
+      dropout: whether the prenet drops features in decoding too.
+    """
+
+    examples: sections.Number = 1000
+    batch_size: Count = 32
+    threshold: sections.Share = 0.5
+    dropout: bool = True
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What a model says.
+
+    Attributes:
+      frames: [F M].
+      weights: cross-attention [steps S], the mean over layers and heads; a step has F / steps frames.
+      stopped: whether the model stopped.
+    """
+
+    frames: Float[np.ndarray, "F M"]
+    weights: Float[np.ndarray, "T S"]
+    stopped: bool
+
+
+class TextToSpeechTask(base.Task):
+    """A model of frames, and examples {"id", "text", "audio"}."""
+
+    sections = {"data": SpeechData, "loss": SpeechLoss, "evaluate": SpeechEvaluation}
+    asks = protocols.SpeechModel
+    gives = ("vocab_size",)
+    memory = ("source",)
+    truncation = "drop"
+    metrics = ("loss", "mel", "diagonal", "stop")
+    headline = ("mel", "min")
+
+    def __init__(self, config: Any, assets: Any = None):
+        super().__init__(config, assets)
+        self.mode = config.data.get("mode", "bucket")
+        self._framed: dict[str, list[dict[str, Any]]] = {}
+
+    def refuse_unready(self) -> None:
+        """Raises DataError where examples lack a value."""
+        self.corpus.refuse_lacking("text", "audio")
+
+    def sizes(self) -> dict[str, Any]:
+        return {"vocab_size": self.letters.vocab_size}
+
+    @cached_property
+    def letters(self) -> Letters:
+        """The feature of a text."""
+        return Letters(self.config.data.letters, self.config.data.source_len)
+
+    @property
+    def max_steps(self) -> int:
+        """The most groups of frames of a recording."""
+        return -(-self.config.data.max_frames // self.model_config.group)
+
+    @cached_property
+    def features(self) -> dict[str, Any]:
+        """The features of a text, and of groups of frames."""
+        size = self.model_config.group * self.model_config.mels
+        return {"source": self.letters, "target": Vectors(size, self.max_steps)}
+
+    def examples(self, split: str, count: int | None = None) -> Sequence[Any]:
+        """Returns examples {"id", "source", "target"}, whose frames are computed once."""
+        if split not in self._framed:
+            every = self.corpus.split(split)
+            self._framed[split] = [self._with_frames(every[i]) for i in range(len(every))]
+        return self._framed[split][:count]
+
+    def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        target = self.grouped(log_mel(example["audio"], self.model_config.mels))
+        return {"id": example["id"], "source": example["text"], "target": target}
+
+    def grouped(self, frames: Float[np.ndarray, "F M"]) -> Float[np.ndarray, "T G"]:
+        """Returns groups of frames, the last filled with the least value."""
+        R = self.model_config.group
+        more = -len(frames) % R
+        filled = np.pad(frames, [(0, more), (0, 0)], constant_values=frames.min())
+        return filled.reshape(-1, R * frames.shape[1])
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
+        model, own, batch = self.bind(params), self.config.get("loss", {}), self.seen(batch)
+        options = SpeechLoss(**own)
+        keys = [None, None] if key is None else jax.random.split(key)
+        target, there = batch["target"], batch["target_segment_ids"]
+        letters = batch["source_segment_ids"]
+        hidden, weights = model.hidden(
+            batch["source"],
+            jnp.pad(target[:, :-1], [(0, 0), (1, 0), (0, 0)]),
+            source_segment_ids=letters,
+            target_segment_ids=there,
+            key=keys[0],
+            return_weights=True,
+        )
+        groups, stop = model.logits(hidden)
+        refined = model.refine(groups, there, keys[1])
+        valid = there > 0
+
+        def total(of_steps: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(valid, of_steps, 0.0))
+
+        def error(groups: jax.Array) -> jax.Array:
+            return total(jnp.abs(groups - target).mean(-1))
+
+        def square(groups: jax.Array) -> jax.Array:
+            return total(jnp.square(groups - target).mean(-1))
+
+        last = valid & ~jnp.pad(valid[:, 1:], [(0, 0), (0, 1)])
+        of_stop = jax.nn.softplus(jnp.where(last, -stop, stop))
+        stops = total(of_stop * jnp.where(last, options.stop_last, 1.0))
+        attention = weights.mean((0, 2))
+        guided, _ = diagonal_attention(attention, there, letters, options.guided_width)
+        mel = error(refined)
+        loss = mel + square(refined) + error(groups) + square(groups)
+        loss = loss + options.stop * stops + options.guided * guided
+        far = relative_distance(there, letters)
+        place = jnp.argmax(attention, axis=-1)[..., None]
+        near = total(jnp.take_along_axis(far, place, axis=-1)[..., 0] <= NEAR)
+        weight = valid.sum().astype(jnp.float32)
+        sums = dict(loss=loss, mel=mel, diagonal=near, stop=total(of_stop), weight=weight)
+        return loss, jax.lax.stop_gradient(sums)
+
+    def speaker(
+        self, params: Any, rows: int, max_steps: int | None = None, letters: int | None = None
+    ) -> Callable[[Sequence[str], int], list[Spoken]]:
+        """Returns a function of up to so many texts, and a seed, to what the model says.
+
+        Args:
+          params: of the model.
+          rows: texts spoken together.
+          max_steps: the most groups of frames; None is the longest recording's. Memory grows with it.
+          letters: the longest text, its end included; None is ``config.data.source_len``.
+        """
+        options = SpeechEvaluation(**self.config.get("evaluate", {}))
+        steps, width = max_steps or self.max_steps, letters or self.letters.max_length
+        search = decode.UntilStop(steps, options.threshold, capture=decode.Capture())
+
+        def run(params: Any, source: Any, segment_ids: Any, key: Any) -> Any:
+            key = key if options.dropout else None
+            model, given = self.bind(params), self.seen({"source": source})
+            found = decode.generate_frames(
+                model, given["source"], segment_ids, search=search, key=key
+            )
+            return found.groups, found.lengths, found.stopped, found.weights.mean((2, 3))
+
+        call = jax.jit(run, out_shardings=everywhere(mesh_of(params)))
+
+        def speak(texts: Sequence[str], seed: int = 0) -> list[Spoken]:
+            source = np.zeros((rows, width), np.int32)
+            feature = Letters(self.letters.letters, width)
+            for row, text in enumerate(texts):
+                ids = feature.prepare(text)
+                source[row, : len(ids)] = ids
+            source[len(texts) :] = source[:1]
+            there = (source > 0).astype(np.int32)
+            found = call(params, source, there, jax.random.key(seed))
+            return [
+                Spoken(
+                    groups[:length].reshape(-1, self.model_config.mels),
+                    weights[:length, : there[row].sum()],
+                    bool(stopped),
+                )
+                for row, (groups, length, stopped, weights) in enumerate(
+                    zip(*map(np.asarray, found), strict=True)
+                )
+            ][: len(texts)]
+
+        return speak
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """Returns losses, and scores of spoken texts: the shares are of steps, and of texts."""
+        limit = options.pop("limit", None)
+        found = super().report(params, split, **options)
+        count = self.config.get("evaluate", {}).get("examples", SpeechEvaluation.examples)
+        examples = self.examples(split, count if limit is None else min(count, limit))
+        if not examples:
+            return found
+        rows = self.config.get("evaluate", {}).get("batch_size", SpeechEvaluation.batch_size)
+        speak, spoken = self.speaker(params, rows), []
+        for start in range(0, len(examples), rows):
+            texts = [example["source"] for example in examples[start : start + rows]]
+            spoken += speak(texts, start)
+        scores = [self.score(s, e["target"]) for s, e in zip(spoken, examples, strict=True)]
+        steps = np.array([len(each.weights) for each in spoken], float)
+        return found | {
+            "spoken_mel": float(np.mean([score["mel"] for score in scores])),
+            "spoken_diagonal": float(
+                np.average([score["diagonal"] for score in scores], weights=steps)
+            ),
+            "spoken_stopped_near": float(np.mean([score["near"] for score in scores])),
+            "spoken_texts": len(scores),
+        }
+
+    def score(self, spoken: Spoken, target: Float[np.ndarray, "T G"]) -> dict[str, float]:
+        """Returns the difference along the best alignment, and the shares of what is near."""
+        (T, S), true = spoken.weights.shape, len(target)
+        far = np.abs(np.arange(T) / T - spoken.weights.argmax(-1) / S)
+        return {
+            "mel": warped(spoken.frames, target.reshape(-1, self.model_config.mels)),
+            "diagonal": float(np.mean(far <= NEAR)),
+            "near": float(spoken.stopped and abs(T - true) <= NEAR * true),
+        }
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns scores of what says nothing new.
+
+        The mean frame of the training split; the last frame again; and the recording of the most similar
+        training sentence, by its letters in threes, stretched to the length for ``mel`` and warped for
+        ``spoken_mel``.
+        """
+        train, examples, M = self.examples("train"), self.examples(split), self.model_config.mels
+        mean = np.mean([e["target"].reshape(-1, M).mean(0) for e in train], axis=0)
+        near = nearest([e["source"] for e in train], [e["source"] for e in examples])
+        sums, warps = dict(mean_frame=0.0, frame_before=0.0, nearest_sentence=0.0), []
+        for example, other in zip(examples, near, strict=True):
+            target, R = example["target"].reshape(-1, M), self.model_config.group
+            before = np.repeat(np.pad(target[R - 1 :: R], [(1, 0), (0, 0)])[:-1], R, axis=0)
+            said = train[other]["target"].reshape(-1, M)
+            stretched = said[np.arange(len(target)) * len(said) // len(target)]
+            for name, guess in zip(sums, (mean, before, stretched), strict=True):
+                sums[name] += float(np.abs(target - guess).mean(-1).sum())
+            warps.append((np.abs(target - mean).mean(), warped(said, target)))
+        frames = sum(example["target"].size // M for example in examples) or 1
+        found = {f"{name}_mel": value / frames for name, value in sums.items()}
+        flat, other = np.mean(warps, axis=0)
+        return found | {
+            "mean_frame_spoken_mel": float(flat),
+            "nearest_sentence_spoken_mel": float(other),
+        }
+
+
+def warped(said: Float[np.ndarray, "F M"], target: Float[np.ndarray, "T M"]) -> float:
+    """Returns the mean absolute difference along the alignment in time with the least sum.
+
+    Frames of either side may be repeated, and none is left out; the mean is over the steps of the path.
+
+    Source: dynamic time warping, Sakoe and Chiba 1978.
+    """
+    F, T = len(said), len(target)
+    cost = np.stack([np.abs(frame - target).mean(-1) for frame in said.astype(np.float64)])
+    best = np.full((F + 1, T + 1), np.inf)
+    best[0, 0], length = 0.0, np.zeros((F + 1, T + 1))
+    for diagonal in range(2, F + T + 1):
+        i = np.arange(max(1, diagonal - T), min(F, diagonal - 1) + 1)
+        j = diagonal - i
+        froms = (i - 1, j - 1), (i - 1, j), (i, j - 1)
+        sums = np.stack([best[place] for place in froms])
+        chosen = sums.argmin(0)
+        steps = np.stack([length[place] for place in froms])
+        best[i, j] = cost[i - 1, j - 1] + sums.min(0)
+        length[i, j] = 1 + np.take_along_axis(steps, chosen[None], axis=0)[0]
+    return float(best[F, T] / length[F, T])
+
+
+def nearest(known: Sequence[str], asked: Sequence[str]) -> list[int]:
+    """Returns the index of the most similar known text for each, by the cosine of letters in threes."""
+
+    def threes(text: str) -> list[str]:
+        padded = f"  {text} "
+        return [padded[i : i + 3] for i in range(len(padded) - 2)]
+
+    names: dict[str, int] = {}
+    for text in (*known, *asked):
+        for each in threes(text):
+            names.setdefault(each, len(names))
+
+    def vectors(texts: Sequence[str]) -> np.ndarray:
+        found = np.zeros((len(texts), len(names)), np.float32)
+        for row, text in enumerate(texts):
+            np.add.at(found[row], [names[each] for each in threes(text)], 1)
+        return found / np.maximum(np.linalg.norm(found, axis=-1, keepdims=True), 1e-9)
+
+    return (vectors(asked) @ vectors(known).T).argmax(-1).tolist()

@@ -1,0 +1,121 @@
+"""Sentences read by espeak-ng: what is a sentence, its split, and what is kept of a sound."""
+
+import io
+import subprocess
+import wave
+
+import numpy as np
+import pytest
+
+from crossattn.data import fetch, sources
+from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.sources import espeak
+
+TEXTS = [f"read the {a} of {b}." for a in ("name", "line", "page") for b in "abcdefghijklmnopqrst"]
+
+
+@pytest.fixture
+def voices(monkeypatch, tmp_path):
+    """A program that says a tone of a hundredth of a second for each letter, between silences."""
+    said = []
+
+    def run(command, *, input, env, capture_output):
+        voice = command[command.index("-v") + 1]
+        said.append((voice, input.decode()))
+        if voice == "xx":
+            return subprocess.CompletedProcess(
+                command, 1, b"", b"Error: The specified espeak-ng voice does not exist.\n"
+            )
+        tone = np.sin(np.arange(160 * len(input)) * (0.2 if voice == "low" else 0.9))
+        sound = np.concatenate([np.zeros(4000), 0.5 * tone, np.zeros(8000)])
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes((sound * 2**15).astype("<i2").tobytes())
+        return subprocess.CompletedProcess(command, 0, buffer.getvalue(), b"")
+
+    monkeypatch.setattr(espeak.subprocess, "run", run)
+    monkeypatch.setattr(espeak, "_sentences", lambda data_dir: TEXTS)
+    monkeypatch.setattr(
+        fetch, "debian_program", lambda *given: (tmp_path / "usr/bin/espeak-ng", {})
+    )
+    monkeypatch.setenv("CROSSATTN_DATA", str(tmp_path))
+    return said
+
+
+def test_a_sentence_is_in_one_split_whoever_reads_it(voices):
+    found = {
+        split: sources.open_source("espeak/low,high", split, longest=30) for split in sources.SPLITS
+    }
+    texts = {split: {example["text"] for example in own} for split, own in found.items()}
+    assert sum(map(len, texts.values())) == len(TEXTS) and set().union(*texts.values()) == {*TEXTS}
+    assert all(len(own) == 2 * len(texts[split]) for split, own in found.items())
+    assert {example["voice"] for example in found["train"]} == {"low", "high"}
+    assert espeak.split_of("Read the name of a") == espeak.split_of("read the name of a.")
+
+
+def test_silence_around_the_words_is_cut_and_sounds_are_made_once(voices):
+    first = sources.open_source("espeak/low", "train")
+    lengths = [len(example["audio"]) - 160 * len(example["text"]) for example in first]
+    assert all(0 < more <= 3 * 160 for more in lengths)
+    assert np.abs(first[0]["audio"]).max() == pytest.approx(0.5, abs=0.01)
+    before = len(voices)
+    again = sources.open_source("espeak/low", "train")
+    assert len(voices) == before == len(first)
+    np.testing.assert_array_equal(again[3]["audio"], first[3]["audio"])
+    fewer = sources.open_source("espeak/low", "train", sentences=5)
+    assert len(fewer) == 5 and {e["text"] for e in fewer} <= {e["text"] for e in first}
+
+
+def test_voices_that_are_none_are_refused_in_a_sentence(voices):
+    with pytest.raises(DataError, match="espeak-ng has no voice 'xx'"):
+        sources.open_source("espeak/xx", "validation")
+    with pytest.raises(DataError, match="there is no voice '--path=x'"):
+        sources.open_source("espeak/--path=x", "validation")
+
+
+def test_sentences_are_words_alone():
+    assert all(
+        map(
+            espeak.is_sentence,
+            ["Select the cells.", "Opens, and closes, a file", "What is it now?"],
+        )
+    )
+    wrong = ["select the cells.", "Sheet1 is it", "Two words", "Press Ctrl now", "A (b) c d e f g"]
+    assert not any(map(espeak.is_sentence, wrong))
+
+
+def test_a_program_that_nothing_brings_is_asked_for_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
+    with pytest.raises(DataUnavailable, match="no program espeak-ng here, and no apt-get"):
+        fetch.debian_program("espeak-ng", tmp_path)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/bin/{name}")
+    assert str(fetch.debian_program("espeak-ng", tmp_path)[0]) == "/bin/espeak-ng"
+
+
+def test_a_program_comes_with_the_packages_that_this_machine_lacks(monkeypatch, tmp_path):
+    """The lists of apt and dpkg-deb are played; what they bring lies in the data folder, once."""
+    calls = []
+
+    def said(command):
+        calls.append(command[-1])
+        return ["Inst libb (1)", "Inst prog (2)", "Conf prog (2)"]
+
+    def run(command, cwd):
+        folder = tmp_path / command[-1]
+        name = command[2].rpartition("/")[2].partition("_")[0]
+        (folder / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (folder / "usr/lib/there").mkdir(parents=True, exist_ok=True)
+        (folder / ("usr/bin/prog" if name == "prog" else "usr/lib/there/libb.so.1")).touch()
+        return ""
+
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: None if name == "prog" else name)
+    monkeypatch.setattr(fetch, "_said", said)
+    monkeypatch.setattr(fetch, "_run", run)
+    packages = lambda names, data_dir: [tmp_path / f"{name}_1.deb" for name in names]  # noqa: E731
+    monkeypatch.setattr(fetch, "debian_packages", packages)
+    for _ in range(2):
+        program, environment = fetch.debian_program("prog", tmp_path)
+        assert program.is_file()
+        assert environment["LD_LIBRARY_PATH"] == str(program.parents[1] / "lib/there")
+    assert calls == ["prog"]

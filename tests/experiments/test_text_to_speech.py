@@ -1,0 +1,203 @@
+"""Text to speech: the loss against numpy, scores against their definitions, and the launcher's sound."""
+
+import wave
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import speak as config_file
+from crossattn.data.errors import DataError
+from crossattn.data.features import Letters
+from crossattn.data.mel import HOP, log_mel
+from crossattn.data.sources.tones import sound_of
+from crossattn.train.alignment_losses import diagonal_attention
+from experiments import train
+from experiments.tasks import make_task
+from experiments.tasks.text_to_speech import nearest, warped
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    config = config_file.get_config("tiny")
+    config.train.steps = 2
+    train.run(config, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(config_file.get_config("tiny"))
+
+
+@pytest.fixture(scope="module")
+def params(task):
+    params = jax.jit(task.init)(jax.random.key(0))
+    return jax.tree.map(lambda x: x + 0.05 * RNG.normal(size=x.shape).astype(x.dtype), params)
+
+
+@pytest.fixture(scope="module")
+def batch(task):
+    return next(iter(task.eval_batches("validation", None)))
+
+
+def test_groups_hold_the_frames_of_the_recording_and_the_ids_those_of_its_letters(task):
+    example = task.examples("validation", 1)[0]
+    frames = log_mel(sound_of(example["source"]))
+    groups = example["target"].reshape(-1, 80)
+    np.testing.assert_array_equal(groups[: len(frames)], frames)
+    assert 0 <= len(groups) - len(frames) < 4 and np.all(groups[len(frames) :] == frames.min())
+    ids = task.letters.prepare("Bad  cab")
+    assert ids[-1] == 1 and [task.letters.letters[i - 2] for i in ids[:-1]] == list("bad cab")
+
+
+def test_the_loss_is_that_of_its_definition(task, params, batch):
+    _, sums = jax.jit(lambda p, b: task.loss(p, b, None))(params, batch)
+
+    @jax.jit
+    def outputs(params):
+        model = task.bind(params)
+        before = jnp.pad(batch["target"][:, :-1], [(0, 0), (1, 0), (0, 0)])
+        there = dict(
+            source_segment_ids=jnp.asarray(batch["source_segment_ids"]),
+            target_segment_ids=jnp.asarray(batch["target_segment_ids"]),
+        )
+        hidden, weights = model.hidden(
+            jnp.asarray(batch["source"]), before, **there, return_weights=True
+        )
+        groups, stop = model.logits(hidden)
+        return groups, model.refine(groups, there["target_segment_ids"]), stop, weights
+
+    groups, refined, stop, weights = map(np.float64, outputs(params))
+    found = dict(loss=0.0, mel=0.0, diagonal=0.0, stop=0.0, weight=0.0)
+    for row in range(len(groups)):
+        T, S = (int((batch[f"{n}_segment_ids"][row] > 0).sum()) for n in ("target", "source"))
+        true, own = np.float64(batch["target"][row, :T]), weights[:, row, :, :T, :S].mean((0, 1))
+        p = 1 / (1 + np.exp(-stop[row, :T]))
+        for t in range(T):
+            surprise = -np.log(p[t] if t == T - 1 else 1 - p[t])
+            errors = [x[row, t] - true[t] for x in (groups, refined)]
+            guided = sum(
+                own[t, s] * (1 - np.exp(-((t / T - s / S) ** 2) / (2 * 0.2**2))) for s in range(S)
+            )
+            found["mel"] += np.abs(errors[1]).mean()
+            found["stop"] += surprise
+            found["loss"] += sum(np.abs(e).mean() + (e**2).mean() for e in errors) + guided
+            found["loss"] += surprise * (5.0 if t == T - 1 else 1.0)
+            found["diagonal"] += abs(t / T - own[t].argmax() / S) <= 0.1 + 1e-6
+            found["weight"] += 1
+    for name, value in found.items():
+        assert float(sums[name]) == pytest.approx(value, rel=1e-4), name
+
+
+def test_attention_on_the_diagonal_costs_nothing_and_padding_never_counts():
+    eye, there = jnp.eye(5)[None], jnp.ones((1, 5), jnp.int32)
+    loss, sums = diagonal_attention(eye, there, there)
+    assert float(loss) == 0.0 == float(sums["diagonal"])
+    corner = jnp.zeros((1, 5, 5)).at[0, 0, 4].set(1.0)
+    assert float(diagonal_attention(corner, there, there)[0]) == pytest.approx(1 - np.exp(-8.0))
+    padded = jnp.pad(corner, [(0, 0), (0, 2), (0, 3)], constant_values=np.nan)
+    more = [jnp.pad(there, [(0, 0), (0, n)]) for n in (2, 3)]
+    assert float(diagonal_attention(padded, *more)[0]) == pytest.approx(1 - np.exp(-8.0))
+
+
+def test_warping_repeats_frames_at_no_cost_and_agrees_with_a_search_of_all_paths():
+    x = RNG.normal(size=(6, 3))
+    assert warped(np.repeat(x, [1, 3, 1, 2, 1, 2], axis=0), x) == pytest.approx(0.0, abs=1e-12)
+    said, target = RNG.normal(size=(3, 2)), RNG.normal(size=(4, 2))
+
+    def paths(i, j):
+        own = np.abs(said[i] - target[j]).mean()
+        if (i, j) == (0, 0):
+            return [(own, 1)]
+        before = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
+        found = [path for place in before if min(place) >= 0 for path in paths(*place)]
+        return [(cost + own, length + 1) for cost, length in found]
+
+    cost, length = min(paths(2, 3))
+    assert warped(said, target) == pytest.approx(cost / length)
+
+
+def test_the_nearest_sentence_is_the_one_of_the_same_words():
+    known = ["open the file", "select a cell", "close all windows"]
+    assert nearest(known, ["select the cell", "close the window", "open the files"]) == [1, 2, 0]
+
+
+def test_a_report_scores_what_is_spoken_and_baselines_are_those_of_the_data(task, params):
+    found = task.report(params, "validation", limit=3)
+    assert found["spoken_texts"] == 3 and found["spoken_mel"] > 0
+    assert 0 <= found["spoken_diagonal"] <= 1 and 0 <= found["spoken_stopped_near"] <= 1
+    baselines = task.baselines("validation")
+    frames = [e["target"].reshape(-1, 80) for e in task.examples("validation")]
+    mean = np.mean([e["target"].reshape(-1, 80).mean(0) for e in task.examples("train")], 0)
+    expected = np.concatenate([np.abs(f - mean).mean(-1) for f in frames]).mean()
+    assert baselines["mean_frame_mel"] == pytest.approx(expected, rel=1e-5)
+    assert baselines["nearest_sentence_spoken_mel"] < baselines["mean_frame_spoken_mel"]
+
+
+def test_a_score_of_the_recording_itself_is_perfect(task):
+    from experiments.tasks.text_to_speech import Spoken
+
+    target = task.examples("validation", 1)[0]["target"]
+    weights = np.eye(len(target))
+    spoken = Spoken(target.reshape(-1, 80), weights, True)
+    assert task.score(spoken, target) == {"mel": 0.0, "diagonal": 1.0, "near": 1.0}
+    late = Spoken(np.repeat(target, 2, axis=0).reshape(-1, 80), np.repeat(weights, 2, 0), True)
+    assert task.score(late, target)["near"] == 0.0
+    wrong = Spoken(target.reshape(-1, 80), weights[::-1], False)
+    score = task.score(wrong, target)
+    assert score["diagonal"] < 0.5 and score["near"] == 0.0
+
+
+def test_the_launcher_writes_sound_and_a_picture(launched, workdir, tmp_path):
+    out, plot = tmp_path / "a.wav", tmp_path / "a.png"
+    code, said, err = launched(
+        "speak",
+        f"--workdir={workdir}",
+        "bad cab",
+        f"--out={out}",
+        f"--plot={plot}",
+        "--max_frames=10",
+    )
+    assert code == 0, err
+    assert "s of sound" in said and plot.read_bytes().startswith(b"\x89PNG")
+    with wave.open(str(out)) as file:
+        assert file.getframerate() == 16000 and 0 < file.getnframes() <= 12 * HOP
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["bad cäb"], "the text has 'ä'"),
+        (["  "], "the text is empty"),
+        (["bad", "--max_frames=10000"], "--max_frames is 10000; expected 1 to 6000, 60 seconds"),
+        (["bad cab fade deaf egg"], "the text has 21 letters; this run has read 15 at most"),
+        (["bad", "cab"], "got 2 texts; expected one"),
+        ([], "got no text"),
+    ],
+)
+def test_the_launcher_refuses_in_a_line(launched, workdir, tmp_path, given, message):
+    code, _, err = launched("speak", f"--workdir={workdir}", *given, f"--out={tmp_path}/a.wav")
+    assert code == 2 and message in err and err.count("\n") == 1
+
+
+def test_a_file_that_is_no_wav_and_no_file_at_all_are_refused(launched, workdir):
+    code, _, err = launched("speak", f"--workdir={workdir}", "bad", "--out=a.mp3")
+    assert code == 2 and "ends in .wav" in err
+    code, _, err = launched("speak", f"--workdir={workdir}", "bad")
+    assert code == 2 and "neither --out nor --plot" in err
+
+
+def test_letters_refuse_what_they_do_not_have():
+    letters = Letters("abc ", 8)
+    with pytest.raises(DataError, match="'d', 'e'; expected letters of 'abc '"):
+        letters.prepare("a bed")
+    with pytest.raises(DataError, match="int came"):
+        letters.length(3)
+    with pytest.raises(DataError, match="each once"):
+        Letters("aab")
+    assert letters.prepare("abcabcabc").tolist() == [2, 3, 4, 2, 3, 4, 2, 1]
