@@ -1,7 +1,7 @@
 """Captions of emoji, in English and in German, by one model that is told the language.
 
-Arguments: de (German beside English), fr (French beside English); patches, whose encoder of sixteen patches
-begins a Flamingo and a LLaVA; tiny.
+Arguments: de (German beside English), fr (French beside English); stamps, captions of stamps in place of
+emoji; patches, whose encoder of sixteen patches begins a Flamingo and a LLaVA; tiny.
 
     python -m experiments.train --config=configs/emoji_captions.py --workdir=runs/captions
     python -m experiments.caption --workdir=runs/captions cat.png --language=de --plot=read.png
@@ -15,8 +15,8 @@ ZOO = {"": 400}
 
 
 def get_config(arg: str = ""):
-    """``de`` or ``fr``; patches; tiny."""
-    words = parts.words(arg, ("de", "fr", "patches"))
+    """``de`` or ``fr``; stamps; patches; tiny."""
+    words = parts.words(arg, ("de", "fr", "stamps", "patches"))
     languages = f"en,{parts.choice(words, ('de', 'fr'))}"
     reader = parts.picture_model(
         "vit", dim=128, num_heads=4, mlp_dim=384, layers=4, patch_size=8, dropout_rate=0.1
@@ -29,7 +29,7 @@ def get_config(arg: str = ""):
     config = parts.experiment(
         "captioning",
         data=parts.captioned(
-            f"emoji/{languages}",
+            f"{'stamps' if 'stamps' in words else 'emoji'}/{languages}",
             languages,
             batch_size=32,
             target_len=20,

@@ -1,6 +1,6 @@
 """A Perceiver IO that tells the Unicode group of an emoji from its picture and its caption together.
 
-Arguments: image or caption, for one of them alone; tiny.
+Arguments: image or caption, for one of them alone; stamps, the kinds of stamps; tiny.
 """
 
 from configs import parts
@@ -9,10 +9,11 @@ ZOO = {"both": 1600, "image": 2000}
 
 
 def get_config(arg: str = ""):
-    """``both``, ``image`` or ``caption``; tiny."""
-    words = parts.words(arg, ("both", "image", "caption"))
+    """``both``, ``image`` or ``caption``; stamps; tiny."""
+    words = parts.words(arg, ("both", "image", "caption", "stamps"))
     read = parts.choice(words, ("both", "image", "caption"))
-    data, text = parts.labelled("emoji/en", "group", batch_size=32), {}
+    name, label = ("stamps/en", "kind") if "stamps" in words else ("emoji/en", "group")
+    data, text = parts.labelled(name, label, batch_size=32), {}
     if read != "caption":
         data |= dict(image="image", height=24, width=24, channels=3)
     if read != "image":

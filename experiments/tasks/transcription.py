@@ -1,41 +1,71 @@
-"""Sound to text: a Whisper that is fine-tuned on recordings and their texts, scored by word errors."""
+"""Sound to text, in the language that is spoken or in another, by a Whisper; scored by word errors.
 
+The Whisper is a checkpoint that is fine-tuned, or it begins from nothing and the task trains a tokenizer.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from crossattn import models
 from crossattn.data.features import SoundWindow, Text
-from crossattn.train.evaluate import word_error_rate
+from crossattn.train.evaluate import translation_scores, word_error_rate
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
+from experiments.tasks import sections
 from experiments.tasks.texts import TextTask
-from experiments.tasks.written import WritesText
+from experiments.tasks.written import WritesText, WrittenData
+
+_COMPARED = 48  # frames to which sounds are stretched, to find the nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionData(WrittenData):
+    """Sounds with texts.
+
+    Attributes:
+      sound: the value of an example that is heard.
+      text: the value that is written.
+    """
+
+    sound: str = "audio"
+    text: str = "text"
 
 
 class TranscriptionTask(WritesText):
-    """A Whisper, and examples {"id", "audio", "text"}."""
+    """A Whisper, and examples {"id", "audio", "text"}, whose values may have other names."""
 
-    metrics = (*TextTask.metrics, "wer")
-    scored = ("wer",)
+    sections = WritesText.sections | {"data": TranscriptionData, "tokenizer": sections.Tokenizer}
+    metrics = (*TextTask.metrics, "wer", "chrf")
+    scored = ("wer", "chrf")
     measured = "recordings"
     takes_pretrained = True
     read = "sound"
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises SettingsError also where the model is none of a checkpoint."""
-        if config.model.name != NAME_OF_PRETRAINED:
-            raise SettingsError(
-                f"config.model.name is {config.model.name!r}; a transcription begins from a Whisper:"
-                f" {NAME_OF_PRETRAINED!r}, and its folder as config.init.from."
-            )
+        """Raises SettingsError also where the model does not hear."""
         super().check(config)
+        name = config.model.name
+        if name != NAME_OF_PRETRAINED and not hasattr(models.find(name).config, "max_frames"):
+            raise SettingsError(
+                f"config.model.name is {name!r}, which does not hear; expected 'whisper', or"
+                f" {NAME_OF_PRETRAINED!r} and the folder of a Whisper as config.init.from."
+            )
+
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side=self.config.data.get("text", "text"), whole=True)
 
     def refuse_unready(self) -> None:
-        """Raises MissingPackage also where word errors cannot be counted."""
+        """Raises DataError where examples lack a value, and MissingPackage without packages of scores."""
         if self.config.evaluate.examples:
             word_error_rate(["a"], ["a"])
-        super().refuse_unready()
+        data = self.config.data
+        self.corpus.refuse_lacking(data.get("sound", "audio"), data.get("text", "text"))
 
     @cached_property
     def features(self) -> dict[str, Any]:
@@ -45,11 +75,45 @@ class TranscriptionTask(WritesText):
         return {"source": SoundWindow(config.max_frames, config.mels), "target": text}
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        text = f" {example['text'].strip()}"  # Whisper's texts begin with a blank
-        group = example["id"]
-        return {"id": example["id"], "group": group, "source": example["audio"], "target": text}
+        data = self.config.data
+        text = f" {example[data.get('text', 'text')].strip()}"  # Whisper's texts begin with a blank
+        group = example.get("family", example["id"])
+        sound = example[data.get("sound", "audio")]
+        return {"id": example["id"], "group": group, "source": sound, "target": text}
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
     ) -> dict[str, float]:
-        return {"wer": word_error_rate([example["target"] for example in examples], texts)}
+        """Returns word errors in percent, and chrF."""
+        right = [example["target"] for example in examples]
+        chrf = translation_scores([text.strip() for text in texts], [x.strip() for x in right])[
+            "chrf"
+        ]
+        return {"wer": word_error_rate(right, texts), "chrf": float(chrf)}
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns scores of the most frequent training text, and of that of the most similar sound."""
+        found, examples = super().baselines(split), self.examples(split)
+        train = self.examples("train")
+        told = [train[i]["target"] for i in range(len(train))]
+        frequent = Counter(told).most_common(1)[0][0]
+        nearest = self._nearest([each["source"] for each in examples])
+        texts = {"most_frequent": [frequent] * len(examples), "nearest": [told[i] for i in nearest]}
+        for name, written in texts.items():
+            scores = self.text_scores(examples, written)
+            found |= {f"{name}_{metric}": score for metric, score in scores.items()}
+        return found
+
+    def _nearest(self, sounds: Sequence[Any]) -> np.ndarray:
+        """Returns the numbers of the training sounds that are most similar, as spectra of one length."""
+        train = self.examples("train")
+        known = np.stack([self._stretched(train[i]["source"]) for i in range(len(train))])
+        return np.array([(known @ self._stretched(sound)).argmax() for sound in sounds])
+
+    def _stretched(self, sound: Any) -> np.ndarray:
+        """Returns a sound's spectrum in a fixed number of frames, centred and of length 1."""
+        window = self.features["source"].prepare(sound)
+        frames = window[: 1 + np.flatnonzero(np.abs(window).sum(1))[-1]]
+        rows = np.linspace(0, len(frames) - 1, _COMPARED).round().astype(int)
+        vector = (frames[rows] - frames.mean(0)).ravel()
+        return vector / max(float(np.linalg.norm(vector)), 1e-9)

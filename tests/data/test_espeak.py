@@ -67,6 +67,28 @@ def test_silence_around_the_words_is_cut_and_sounds_are_made_once(voices):
     assert len(fewer) == 5 and {e["text"] for e in fewer} <= {e["text"] for e in first}
 
 
+def test_held_out_voices_read_what_no_other_voice_reads(voices):
+    found = {
+        split: sources.open_source("espeak/low,high", split, held_out="mid")
+        for split in sources.SPLITS
+    }
+    heard = {split: {example["voice"] for example in own} for split, own in found.items()}
+    assert heard == {"train": {"low", "high"}, "validation": {"mid"}, "test": {"mid"}}
+    texts = {split: {example["text"] for example in own} for split, own in found.items()}
+    assert not texts["train"] & (texts["validation"] | texts["test"])
+    assert sum(map(len, texts.values())) == len(TEXTS)
+
+
+def test_sentences_of_frequent_words_alone(voices):
+    # "read", "the", "of", three names, and ten of the letters, which are all as frequent.
+    found = [sources.open_source("espeak/low", split, words=16) for split in sources.SPLITS]
+    assert sum(map(len, found)) == 30
+    assert {each["text"][-2] for own in found for each in own} == set("abcdefghij")
+    texts = ["a b c", "a b", "a d", "b a"]
+    assert espeak.of_words(texts, 2) == ["a b", "b a"]
+    assert espeak.of_words(texts, 4) == texts
+
+
 def test_voices_that_are_none_are_refused_in_a_sentence(voices):
     with pytest.raises(DataError, match="espeak-ng has no voice 'xx'"):
         sources.open_source("espeak/xx", "validation")

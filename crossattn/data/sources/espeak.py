@@ -1,8 +1,8 @@
 """Short sentences of LibreOffice's help, read by voices of espeak-ng: "espeak/en-us,en-gb+f3".
 
-Every voice reads every sentence. A sentence is in one split, by the hash of its letters, whoever reads it:
-10 % test, 5 % validation. The program of a machine that lacks it comes from Debian's packages; what
-it says is kept in the data folder. Silence before and after the words is cut.
+Every voice reads every sentence of its splits. A sentence is in one split, by the hash of its letters,
+whoever reads it: 10 % test, 5 % validation. The program of a machine that lacks it comes from Debian's
+packages; what it says is kept in the data folder. Silence before and after the words is cut.
 """
 
 import functools
@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ FORM = "espeak/VOICE,..."
 OPTIONS = {
     "longest": Option(int, "The most letters of a sentence.", "[10, 200]"),
     "sentences": Option(int, "Training sentences, at equal distances; 0 is all.", "[0, inf)"),
+    "words": Option(
+        int, "Sentences of so many most frequent words alone; 0 is any words.", "[0, inf)"
+    ),
+    "held_out": Option(str, "Voices of validation and test, A,B; none has those of training."),
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
 """The letters of the sentences, which are in small letters."""
@@ -38,11 +43,19 @@ _VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
 
 
 def open_split(
-    rest: str, split: str, *, data_dir: Any = None, longest: int = 40, sentences: int = 0
+    rest: str,
+    split: str,
+    *,
+    data_dir: Any = None,
+    longest: int = 40,
+    sentences: int = 0,
+    words: int = 0,
+    held_out: str = "none",
 ) -> Sequence[Example]:
     """Returns examples {"id", "text", "voice", "audio"}: audio float32 at 16 kHz, about 2 s."""
-    voices = rest.split(",")
+    voices = (rest if split == "train" or held_out == "none" else held_out).split(",")
     texts = [text for text in _sentences(data_dir) if len(text) <= longest]
+    texts = of_words(texts, words) if words else texts
     texts = [text for text in texts if split_of(text) == split]
     if sentences and split == "train":
         texts = [texts[i * len(texts) // sentences] for i in range(min(sentences, len(texts)))]
@@ -59,6 +72,17 @@ def open_split(
 def split_of(text: str) -> str:
     """Returns the split of a sentence, from its letters alone."""
     return hashed_split(re.sub("[^a-z]", "", text.lower()), test=10, validation=5)
+
+
+def of_words(texts: Sequence[str], count: int) -> list[str]:
+    """Returns the texts whose words are all among the ``count`` most frequent of them."""
+    found = Counter(word for text in texts for word in _words(text))
+    known = {word for word, _ in found.most_common(count)}
+    return [text for text in texts if known.issuperset(_words(text))]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall("[a-z']+", text)
 
 
 def speak(text: str, voice: str, data_dir: Any = None) -> Float[np.ndarray, " samples"]:

@@ -1,0 +1,63 @@
+"""Speech to text from nothing, in the shape of Whisper: sentences of a help, read by voices of a synthesiser.
+
+Validation and test have other sentences and other voices. Arguments: translate, spoken French captions of
+stamps to their English captions; tiny.
+
+    python -m experiments.train    --config=configs/speech.py --workdir=runs/speech
+    python -m experiments.evaluate --workdir=runs/speech --step=best --baselines
+"""
+
+from ml_collections import ConfigDict
+
+from configs import parts
+
+ZOO = {"": 400}
+VOICES = "en-us,en-us+m1,en-us+m7,en-us+f1,en-us+f5"
+HELD_OUT = "en-us+m2,en-us+f4"
+
+
+def get_config(arg: str = ""):
+    """``translate``; tiny."""
+    words = parts.words(arg, ("translate",))
+    hears = parts.transformer(dim=128, mlp_dim=512, activation="gelu", dropout_rate=0.1)
+    del hears["name"]
+    config = parts.experiment(
+        "transcription",
+        data=dict(
+            name=f"espeak/{VOICES}",
+            options=dict(words=500, held_out=HELD_OUT),
+            data_dir=parts.placeholder(str),
+            batch_size=16,
+            target_len=24,
+        ),
+        tokenizer=dict(kind="bpe", vocab_size=600),
+        model=dict(name="whisper", mels=40, max_frames=320, transformer=hears),
+        loss=parts.cross_entropy(label_smoothing=0.1),
+        optim=parts.adamw(learning_rate=2e-3, warmup_steps=200),
+        train=parts.train(steps=2500, log_every=50, eval_every=500),
+        checkpoint=parts.checkpoint(every=500, best_metric="wer", best_mode="min"),
+        evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=32)),
+    )
+    if "translate" in words:
+        config.data.options = dict(voice="fr")
+        config.data.update(name="stamps/en", sound="sound", text="caption")
+        config.data.update(target_len=40)
+        config.model.max_frames = 800
+        config.checkpoint.update(best_metric="chrf", best_mode="max")
+    return _tiny(config) if "tiny" in words else config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    config.data.options = {}
+    config.data.update(name="tones", sound="audio", text="text", batch_size=8)
+    config.data.target_len = 24
+    config.tokenizer.vocab_size = 300
+    config.model.update(mels=40, max_frames=60)
+    config.model.transformer.update(
+        dim=32, num_heads=2, mlp_dim=64, encoder_layers=1, decoder_layers=1, dropout_rate=0.0
+    )
+    config.optim.update(learning_rate=4e-3, warmup_steps=4)
+    config.train.update(steps=24, log_every=6, eval_every=0)
+    config.checkpoint.update(every=12, best_metric="loss", best_mode="min")
+    config.evaluate.examples = 0
+    return config

@@ -1,0 +1,166 @@
+"""Speech to text from nothing: what is heard and written, its baselines, and sounds that are none."""
+
+import io
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import speech
+from crossattn.data.errors import DataError
+from crossattn.data.sources import tones
+from experiments import train
+from experiments.errors import SettingsError
+from experiments.settings import check
+from experiments.tasks import make_task
+from tests.experiments.conftest import ROOT
+from tests.peers import package
+
+soundfile = package("soundfile", "speech")
+package("jiwer", "speech")
+CONFIG = f"--config={ROOT}/configs/speech.py:tiny"
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(speech.get_config("tiny"))
+
+
+def test_the_model_hears_the_window_and_the_decoder_writes_the_text(task):
+    item = next(iter(task.numbered_batches("validation", None)))
+    batch = {name: jnp.asarray(array) for name, array in item.batch.items()}
+    assert batch["source"].shape == (8, 60, 40)
+    first = task.examples("validation")[int(item.indices[0])]
+    tokenizer = task.corpus.tokenizer
+    told = batch["target_out"][0][batch["target_segment_ids"][0] > 0].tolist()
+    assert tokenizer.decode(told).strip() == first["target"].strip()
+    params = jax.jit(task.init)(jax.random.key(0))
+    model = task.bind(params)
+    arrays = (batch["target_segment_ids"], batch["target_positions"])
+
+    def logits(sound):
+        hidden = model.hidden(
+            sound, batch["target_in"], target_segment_ids=arrays[0], target_positions=arrays[1]
+        )[0]
+        return model.logits(hidden)
+
+    heard, silence = logits(batch["source"]), logits(batch["source"] * 0)
+    assert heard.shape == (*batch["target_in"].shape, tokenizer.vocab_size)
+    assert jnp.abs(heard - silence).max() > 1e-3
+
+
+def test_values_of_other_names_are_heard_and_written(task):
+    config = speech.get_config("tiny")
+    config.data.update(sound="sound", text="caption")
+    other = make_task(config)
+    example = {"id": "a", "sound": np.ones(400, np.float32), "caption": "A bus.", "family": "bus"}
+    assert other.renamed(example) | {"source": 0} == {
+        "id": "a", "group": "bus", "source": 0, "target": " A bus.",
+    }  # fmt: skip
+    with pytest.raises(DataError, match="hold id, audio, text; this task reads 'sound'"):
+        other.refuse_unready()
+
+
+def test_translation_hears_french_stamps_and_writes_english_captions():
+    config = speech.get_config("translate")
+    check(config)
+    assert config.data.name == "stamps/en" and config.data.options.to_dict() == {"voice": "fr"}
+
+
+@pytest.mark.parametrize("name", ["transformer", "decoder", "vit"])
+def test_a_model_that_does_not_hear_is_refused(name):
+    config = speech.get_config("tiny")
+    config.model = {"name": name}
+    with pytest.raises(SettingsError) as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_nearest_sound_of_a_training_sound_is_itself_at_any_loudness_and_speed(task):
+    train_split = task.examples("train")
+    whole = [train_split[i]["target"].strip() for i in range(len(train_split))]
+    texts = [text for text in whole if len(text) < 11][:12]
+    for speak in (tones.sound_of, lambda text: 0.3 * tones.sound_of(text), _slowly):
+        assert [whole[i] for i in task._nearest([speak(text) for text in texts])] == texts
+
+
+def _slowly(text):
+    """The tones of a text, each half as long again."""
+    length = len(tones.sound_of("a"))
+    parts = [tones.sound_of(letter) for letter in text]
+    return np.concatenate([np.concatenate([part, part[: length // 2]]) for part in parts])
+
+
+def test_baselines_are_texts_of_the_training_split(task):
+    found = task.baselines("test")
+    references = [each["target"].split() for each in task.examples("test")]
+    most = max(
+        (each["target"] for each in task.examples("train")),
+        key=[each["target"] for each in task.examples("train")].count,
+    ).split()
+
+    def distance(a, b):
+        rows = list(range(len(b) + 1))
+        for i, x in enumerate(a, 1):
+            last, rows[0] = rows[0], i
+            for j, y in enumerate(b, 1):
+                last, rows[j] = rows[j], min(rows[j] + 1, rows[j - 1] + 1, last + (x != y))
+        return rows[-1]
+
+    errors = sum(distance(each, most) for each in references)
+    expected = 100 * errors / sum(map(len, references))
+    assert found["most_frequent_wer"] == pytest.approx(expected)
+    assert {"nearest_wer", "nearest_chrf"} <= found.keys()
+
+
+def ogg(samples, rate):
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="WAV")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        np.zeros(1, np.float32),
+        np.zeros(8000, np.float32),
+        ogg(np.zeros(1), 16000),
+        ogg(np.sin(np.arange(20000) * 0.1), 44100),
+        ogg(np.sin(np.arange(2000) * 0.3), 8000),
+    ],
+    ids=["one sample", "silence", "a file of one sample", "44.1 kHz", "8 kHz"],
+)
+def test_any_sound_is_heard(task, sound):
+    window = task.features["source"].prepare(sound)
+    assert window.shape == (60, 40) and np.isfinite(window).all()
+
+
+@pytest.mark.parametrize(
+    ("sound", "complaint"),
+    [
+        (b"no sound at all", "cannot be read as sound"),
+        (b"", "cannot be read as sound"),
+        (np.zeros(0, np.float32), "0.00 s of sound; expected some, 0.6 s at most"),
+        (np.zeros(16000, np.float32), "1.00 s of sound; expected some, 0.6 s at most"),
+        (np.full(400, np.nan, np.float32), "NaN or infinite"),
+        (np.zeros((2, 400), np.float32), r"shape \[2, 400\]"),
+        (np.zeros(400, np.int16), "int16; expected floats"),
+    ],
+)
+def test_what_is_no_sound_is_one_line(task, sound, complaint):
+    with pytest.raises(DataError, match=complaint) as caught:
+        task.features["source"].prepare(sound)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_tones_are_learnt_from_nothing_and_not_by_a_blind_model(tmp_path):
+    errors = {}
+    for blind in (False, True):
+        config = speech.get_config("tiny")
+        config.data.blind = blind
+        config.train.steps, config.evaluate.examples = 400, 12
+        errors[blind] = train.run(config, tmp_path / str(blind)).evaluation["wer"]
+    assert errors[False] < 50 < errors[True] and math.isfinite(errors[True])
