@@ -3,9 +3,10 @@
 ``generate`` runs a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search`` and
 ``speculative`` are the searches. They share a ``GenerationConfig`` (lengths, prefix, special tokens), a
 list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture`` of
-attention.
+attention. ``diffusion`` draws pictures from noise instead of tokens, by any model of noisy arrays.
 """
 
+from crossattn.decode import diffusion
 from crossattn.decode.buckets import Bucketed
 from crossattn.decode.capture import Capture
 from crossattn.decode.config import GenerationConfig
@@ -35,6 +36,7 @@ __all__ = [
     "beam_search",
     "constraints",
     "contrastive_search",
+    "diffusion",
     "generate",
     "greedy",
     "penalties",
