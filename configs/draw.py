@@ -7,6 +7,7 @@ Arguments: ddpm, which says noise in place of velocities; tiny.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from configs import parts
 
@@ -19,7 +20,14 @@ def get_config(arg: str = ""):
     noise = "ddpm" in words
     config = parts.experiment(
         "text_to_image",
-        data=parts.captioned("shapes/scenes", text_len=20, height=16, width=16, batch_size=64),
+        data=dict(
+            name="shapes/scenes",
+            data_dir=placeholder(str),
+            batch_size=64,
+            text_len=20,
+            height=16,
+            width=16,
+        ),
         tokenizer=dict(kind="bpe", vocab_size=400),
         model=parts.picture_model(
             "pixart", dim=96, mlp_dim=288, layers=4, text_layers=1, patch_size=4, dropout_rate=0.0
@@ -36,7 +44,6 @@ def get_config(arg: str = ""):
             batch_size=100,
         ),
     )
-    del config.data["target_len"], config.data["languages"]
     return _tiny(config) if "tiny" in words else config
 
 

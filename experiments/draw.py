@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     for number, text in enumerate(arguments, start=1):
         ending = "" if len(arguments) == 1 else f"-{number}"
         try:
-            _draw(task, draw, text, [_numbered(path, ending) for path in (out, drawing)])
+            plot = None if drawing is None else _numbered(drawing, ending)
+            _draw(task, draw, text, _numbered(out, ending), plot)
         except DataError as error:
             if not ending:
                 raise
@@ -79,15 +80,14 @@ def _file() -> Path:
     return path
 
 
-def _numbered(path: Path | None, ending: str) -> Path | None:
-    return None if path is None else path.with_stem(path.stem + ending)
+def _numbered(path: Path, ending: str) -> Path:
+    return path.with_stem(path.stem + ending)
 
 
-def _draw(task: Any, draw: Callable[..., Any], text: str, paths: Sequence[Path | None]) -> None:
+def _draw(task: Any, draw: Callable[..., Any], text: str, out: Path, drawing: Path | None) -> None:
     """Draws a picture of a text, and perhaps how it came out of noise."""
     from PIL import Image
 
-    out, drawing = paths
     task.refuse_unknown(text)
     found = draw([text], SEED.value)
     x = pixels(found if drawing is None else found[0])[0]

@@ -115,7 +115,8 @@ def read(picture: np.ndarray) -> list[Thing]:
     distance = np.square(picture[..., None, :].astype(np.float64) - palette).sum(-1)
     nearest, found = distance.argmin(-1), []
     for number, colour in enumerate(COLOURS, start=1):
-        labels, count = ndimage.label(nearest == number)
+        labelled: Any = ndimage.label(nearest == number)
+        labels, count = labelled
         for label in range(1, count + 1):
             mask = labels == label
             if mask.sum() >= _SMALLEST:
@@ -128,12 +129,12 @@ def _named(mask: np.ndarray, colour: str) -> Thing:
     rows, columns = np.nonzero(mask)
     middle = (rows.min() + rows.max()) / 2, (columns.min() + columns.max()) / 2
     best, name = 0.0, ("", "")
-    near = itertools.product(*({int(np.floor(x)), int(np.ceil(x))} for x in middle))
-    for place, shape, size in itertools.product(near, SHAPES, SIZES):
-        own = _template(shape, size, place)
+    down, right = ({int(np.floor(x)), int(np.ceil(x))} for x in middle)
+    for row, column, shape, size in itertools.product(down, right, SHAPES, SIZES):
+        own = _template(shape, size, (row, column))
         covered = (own & mask).sum() / (own | mask).sum()
         if covered > best:
-            best, name, middle = covered, (shape, size), place
+            best, name, middle = covered, (shape, size), (row, column)
     shape, size = name if best >= _COVERED else ("", "")
     return Thing(shape, colour, size, tuple(int(round(x)) for x in middle))
 

@@ -106,7 +106,10 @@ def _schedule(steps: int, first: float, last: float) -> tuple[np.ndarray, np.nda
 class Sampler(Protocol):
     """One step of a way from noise to data; ``steps`` of them are taken."""
 
-    steps: int
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        ...
 
     def step(
         self, process: Process, x: Array, time: Array, until: Array, said: Array, key: Any

@@ -284,8 +284,8 @@ class TextToImageTask(base.Task):
             noise_key, key = jax.random.split(key)
             data = self.config.data
             noise = jax.random.normal(noise_key, (len(tokens), data.height, data.width, 3))
-            given = dict(process=self.process, sampler=way, return_path=return_path)
-            found = diffusion.sample(predict, noise, key, **given)
+            given: dict[str, Any] = dict(process=self.process, sampler=way)
+            found = diffusion.sample(predict, noise, key, **given, return_path=return_path)
             if not return_path:
                 return found
             x, path, times = found
