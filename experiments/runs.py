@@ -26,6 +26,7 @@ SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 NUM_BEAMS = flags.DEFINE_integer(
     "num_beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
 )
+SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
 DELTA = "delta.safetensors"
 BASE = flags.DEFINE_string(
     "base", None, "Run or weights that --workdir is a delta of; default: what it was exported with."

@@ -23,7 +23,7 @@ from crossattn.decode import Capture, constraints, markup, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import inputs, launch
-from experiments.runs import BASE, MEMBER, NUM_BEAMS, STEP, open_run
+from experiments.runs import BASE, MEMBER, NUM_BEAMS, SEED, STEP, open_run
 from experiments.tasks.alignment import markup_recipe, stated_recipe
 from experiments.tasks.generation import Attention
 from experiments.tasks.translation import TranslationTask
@@ -41,14 +41,13 @@ _NO_REPEAT_NGRAM = flags.DEFINE_integer(
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the draw, above flattens.")
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw from so many tokens.", lower_bound=1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw from those of this probability together.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
 _PROCESSORS: tuple[tuple[Any, Any], ...] = (
     (_NO_REPEAT_NGRAM, constraints.no_repeat_ngram),
     (_TEMPERATURE, sampling.temperature),
     (_TOP_K, sampling.top_k),
     (_TOP_P, sampling.top_p),
 )
-DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
+DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, SEED)
 """Flags that ``decoding`` reads."""
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, _NBEST, _MARKUP, *DECODING, launch.PLOT,
@@ -141,7 +140,7 @@ def decoding() -> dict[str, Any]:
             raise launch.Refused(
                 f"--num_beams={NUM_BEAMS.value} searches and --{draws[0]} draws; give one of them."
             )
-        options["key"] = jax.random.key(_SEED.value)
+        options["key"] = jax.random.key(SEED.value)
     return options
 
 

@@ -3,9 +3,11 @@
 ``generate`` runs a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search`` and
 ``speculative`` are the searches of tokens. They share a ``GenerationConfig`` (lengths, prefix, special
 tokens), a list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture``
-of attention. ``generate_frames`` runs a model of frames, by the search ``UntilStop``.
+of attention. ``generate_frames`` runs a model of frames, by the search ``UntilStop``. ``diffusion`` draws
+pictures from noise, by any model of noisy arrays.
 """
 
+from crossattn.decode import diffusion
 from crossattn.decode.buckets import Bucketed
 from crossattn.decode.capture import Capture
 from crossattn.decode.config import GenerationConfig
@@ -38,6 +40,7 @@ __all__ = [
     "beam_search",
     "constraints",
     "contrastive_search",
+    "diffusion",
     "generate",
     "generate_frames",
     "greedy",

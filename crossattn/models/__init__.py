@@ -19,6 +19,7 @@ from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfi
 from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.llava import Llava, LlavaConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
+from crossattn.models.pixart import PixArt, PixArtConfig
 from crossattn.models.pointer_generator import PointerGenerator, PointerGeneratorConfig
 from crossattn.models.retro import Retro, RetroConfig
 from crossattn.models.rnn_encoder_decoder import RNNEncoderDecoder, RNNEncoderDecoderConfig
@@ -50,6 +51,8 @@ __all__ = [
     "LlavaConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
+    "PixArt",
+    "PixArtConfig",
     "PointerGenerator",
     "PointerGeneratorConfig",
     "RNNEncoderDecoder",

@@ -1,11 +1,11 @@
-"""Pictures in rows: with their captions, or with the attention to their patches."""
+"""Pictures in rows: with their captions, with the attention to their patches, or as they grow from noise."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from crossattn.viz.checks import checked_image
 
@@ -101,6 +101,63 @@ def patches(
             ax.imshow(heat, **colours, **place)
             above = label(f"{name}, up to {heat.max():.2f}")
             ax.set_title(above.text, fontsize=9, **above.style)
+    return figure
+
+
+def growth(
+    images: Sequence[Shaped[np.ndarray, "..."]],
+    names: Sequence[str],
+    weights: Mapping[str, Float[np.ndarray, "..."]],
+    title: str = "",
+) -> "Figure":
+    """Draws a picture as it comes out of noise, from left to right, and under it a row of maps for each word.
+
+    Args:
+      images: the picture after some steps, each [H W], [H W 1] or [H W 3], uint8 or from 0 to 1.
+      names: of these steps, above the pictures.
+      weights: by the word, the attention to it of the patches at each of the steps, [steps h w]. The colours
+        of a row go from 0 to its largest weight, which its label names.
+      title: a line above all.
+
+    Raises:
+      ValueError: there are no pictures or not as many names, or a weight is not of as many steps, negative or
+        not finite.
+    """
+    if not len(images) or len(images) != len(names):
+        raise ValueError(
+            f"got {len(images)} picture(s) and {len(names)} name(s); expected as many, one or more."
+        )
+    shown = [checked_image(image) for image in images]
+    for name, heat in weights.items():
+        if heat.ndim != 3 or len(heat) != len(images) or 0 in heat.shape:
+            raise ValueError(
+                f"the weights {name!r} have shape {heat.shape}; expected [{len(images)} h w]."
+            )
+        if not (np.isfinite(heat).all() and (heat >= 0).all()):
+            raise ValueError(
+                f"the weights {name!r} are negative or not finite; expected 0 or more."
+            )
+
+    from crossattn.viz.figure import label
+
+    rows = 1 + len(weights)
+    height, width = shown[0].shape[:2]
+    heights = [1.15 * height / width + 0.2] + [1.15 * height / width] * len(weights)
+    figure, axes = _grid(rows * len(images), len(images), 1.15, heights, title)
+    place: Any = dict(extent=(0, width, height, 0), interpolation="nearest")
+    for ax in axes:
+        ax.set(xticks=[], yticks=[], frame_on=False)
+    for ax, image, name in zip(axes, shown, names, strict=False):
+        ax.imshow(image, cmap="gray", vmin=0, vmax=1, **place)
+        ax.set_title(name, fontsize=8)
+    for row, (word, heat) in enumerate(weights.items(), start=1):
+        own = axes[row * len(images) : (row + 1) * len(images)]
+        top = float(heat.max()) or 1.0
+        for ax, each in zip(own, heat, strict=True):
+            ax.imshow(each, cmap=_HEAT, vmin=0, vmax=top, **place)
+        beside = label(f"{word}\nto {heat.max():.2f}")
+        text = dict(rotation=0, ha="right", va="center", fontsize=8)
+        own[0].set_ylabel(beside.text, **text, **beside.style)
     return figure
 
 

@@ -85,6 +85,16 @@ class InterleavedModel(Head, Generator, Protocol):
     def hidden(self, tokens, *, segment_ids, images, image_positions, key): ...
 
 
+class TextToImageModel(Protocol):
+    """Noisy pictures [B H W C], times [B] and captions [B S] in, vectors [B H W C] out."""
+
+    def read(self, tokens, segment_ids, /): ...
+
+    def denoise(self, image, time, states, /, *, return_weights): ...
+
+    def __call__(self, image, time, tokens, segment_ids, /, *, key): ...
+
+
 class ImageClassifier(Head, Protocol):
     """Pictures [B H W C] in, the argument of ``logits`` out."""
 

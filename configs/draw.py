@@ -1,0 +1,57 @@
+"""Pictures of scenes, drawn from noise by patches that read the caption.
+
+Arguments: ddpm, which says noise in place of velocities; tiny.
+
+    python -m experiments.train --config=configs/draw.py --workdir=runs/draw
+    python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --plot=growth.png
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import parts
+
+ZOO = {"": 1500}
+
+
+def get_config(arg: str = ""):
+    """``ddpm`` or nothing; tiny."""
+    words = parts.words(arg, ("ddpm",))
+    noise = "ddpm" in words
+    config = parts.experiment(
+        "text_to_image",
+        data=dict(
+            name="shapes/scenes",
+            data_dir=placeholder(str),
+            batch_size=64,
+            text_len=20,
+            height=16,
+            width=16,
+        ),
+        tokenizer=dict(kind="bpe", vocab_size=400),
+        model=parts.picture_model(
+            "pixart", dim=96, mlp_dim=288, layers=4, text_layers=1, patch_size=4, dropout_rate=0.0
+        ),
+        loss=dict(process="ddpm" if noise else "flow", unread=0.1),
+        optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.01),
+        train=parts.train(steps=5000, ema_decay=0.998, log_every=50, eval_every=1000),
+        checkpoint=parts.checkpoint(every=1000),
+        evaluate=dict(
+            examples=100,
+            guidance=3.0,
+            sampler="ddim" if noise else "euler",
+            steps=25,
+            batch_size=100,
+        ),
+    )
+    return _tiny(config) if "tiny" in words else config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    config.data.update(batch_size=32, options=dict(size=1500))
+    config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=4)
+    config.optim.warmup_steps = 4
+    config.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
+    config.checkpoint.every = 12
+    config.evaluate.update(examples=0, steps=4)
+    return config

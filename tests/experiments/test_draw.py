@@ -1,0 +1,250 @@
+"""Text to image: what the loss is of, how pictures are scored, and the launcher."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import draw as config_file
+from crossattn.data import scenes
+from experiments import train
+from experiments.errors import SettingsError
+from experiments.settings import check
+from experiments.tasks import make_task, text_to_image
+from tests.closeness import close
+from tests.experiments.conftest import ROOT
+
+CONFIG = f"--config={ROOT}/configs/draw.py:tiny"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    config = config_file.get_config("tiny")
+    config.train.steps = 2
+    train.run(config, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(config_file.get_config("tiny"))
+
+
+@pytest.fixture(scope="module")
+def params(task):
+    """Random ones, of which every part counts."""
+    fresh = task.init(jax.random.key(0))
+    leaves, tree = jax.tree.flatten(fresh)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    drawn = [x + 0.2 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+def batch_of(task):
+    return jax.tree.map(jnp.asarray, dict(next(iter(task.eval_batches("test", None)))))
+
+
+@pytest.mark.parametrize("process", ["flow", "ddpm"])
+def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, process):
+    config = config_file.get_config("ddpm,tiny" if process == "ddpm" else "tiny")
+    task, given = make_task(config), {}
+    batch = batch_of(task)
+    batch["valid"] = batch["valid"].at[-1].set(0)
+
+    class Model:
+        def __call__(self, image, time, tokens, segment_ids, *, key):
+            given.update(x=image, time=time, segments=segment_ids, key=key)
+            return jnp.zeros_like(image)
+
+    task.bind = lambda _: Model()
+    loss, sums = task.loss(params, batch, None)
+    x, time = (np.asarray(given[name], np.float64) for name in ("x", "time"))
+    t = time[:, None, None, None]
+    if process == "flow":
+        noise = (x - (1 - t) * batch["image"]) / t
+        told = noise - batch["image"]
+    else:
+        kept = np.cumprod(np.append(1, 1 - np.linspace(1e-4, 0.02, 1000)))
+        kept = kept[np.rint(1000 * t).astype(int)]
+        told = noise = (x - np.sqrt(kept) * batch["image"]) / np.sqrt(1 - kept)
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+    assert 0 <= time.min() < 0.2 and 0.8 < time.max() <= 1
+    expected = np.square(told).mean((1, 2, 3))[:-1].sum()
+    assert float(loss) == pytest.approx(expected, rel=1e-3) and sums["weight"] == len(x) - 1
+    assert given["key"] is None and (given["segments"] == batch["caption_segment_ids"]).all()
+    again = given["x"]
+    task.loss(params, batch, None)
+    np.testing.assert_array_equal(again, given["x"])  # the same noise in each evaluation
+    task.loss(params, batch, jax.random.key(5))
+    assert np.abs(again - given["x"]).max() > 0.1 and given["key"] is not None
+
+
+def test_a_share_of_the_captions_is_not_read_in_training_alone(task, params):
+    given = {}
+
+    class Model:
+        def __call__(self, image, time, tokens, segment_ids, *, key):
+            given["segments"] = segment_ids
+            return image
+
+    own = make_task(config_file.get_config("tiny"))
+    own.bind = lambda _: Model()
+    batch = batch_of(own)
+    unread = 0
+    for seed in range(40):
+        own.loss(params, batch, jax.random.key(seed))
+        none = ~np.asarray(given["segments"]).any(-1)
+        read = given["segments"][~none]
+        np.testing.assert_array_equal(read, batch["caption_segment_ids"][~none])
+        unread += none.mean() / 40
+    assert unread == pytest.approx(0.1, abs=0.03)
+    own.loss(params, batch, None)
+    assert np.asarray(given["segments"]).any(-1).all()
+
+
+def test_guidance_0_draws_the_same_whatever_the_text_and_1_what_the_caption_says(task, params):
+    texts = ["a red circle", "a small blue frame at the top left"]
+    for guidance, same in ((0.0, True), (1.0, False), (3.0, False)):
+        draw = task.drawer(params, guidance=guidance)
+        one, other = (draw([text], 0) for text in texts)
+        assert np.array_equal(one, other) == same
+        assert np.abs(one - draw([texts[0]], 1)).max() > 0.1
+    # By hand, one step of Euler: noise less the velocity of the conditional model.
+    found = task.drawer(params, guidance=1.0, steps=1)(texts, 7)
+    noise = jax.random.normal(jax.random.split(jax.random.key(7))[0], (2, 16, 16, 3))
+    batch = jax.tree.map(jnp.asarray, task.captions(texts))
+    given = batch["caption"], batch["caption_segment_ids"]
+    velocity = task.bind(params)(noise, jnp.ones(2), *given)
+    close(found, noise - velocity, ulps=5000)
+
+
+def test_the_path_of_a_picture_and_what_each_step_read(task, params):
+    x, path, times, weights = task.drawer(params, return_path=True)(["a red circle"], 0)
+    np.testing.assert_array_equal(x, task.drawer(params)(["a red circle"], 0))
+    assert path.shape == (4, 1, 16, 16, 3) and times.tolist() == [1, 0.75, 0.5, 0.25]
+    assert weights.shape == (4, 2, 1, 2, 16, 20)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    count = int(task.captions(["a red circle"])["caption_segment_ids"].sum())
+    assert not weights[..., count:].any()
+
+
+def test_texts_are_drawn_in_batches_each_with_its_own_noise(task, params, monkeypatch):
+    task.config.evaluate.batch_size = 3
+    texts = ["a red circle"] * 5
+    found = task.draw(params, texts)
+    assert found.shape == (5, 16, 16, 3) and found.dtype == np.uint8
+    assert len({picture.tobytes() for picture in found}) == 5
+
+
+def test_a_right_share_is_that_of_pictures_that_show_their_captions(task, params, monkeypatch):
+    examples = task.examples("validation", 8)
+    pictures = np.stack([each["image"] for each in examples])
+    monkeypatch.setattr(task, "draw", lambda params, texts, **_: pictures)
+    assert task.right(params, "validation", 8) == 1
+    monkeypatch.setattr(task, "draw", lambda params, texts, **_: np.roll(pictures, 1, 0))
+    swapped = [scenes.shows(pictures[i - 1], each["caption"]) for i, each in enumerate(examples)]
+    assert task.right(params, "validation", 8) == np.mean(swapped) < 0.5
+
+
+def test_baselines_are_of_the_same_noise_and_better_than_nothing(task, params):
+    found = task.baselines("validation")
+    task.bind, before = lambda _: lambda x, *_, **__: jnp.zeros_like(x), task.bind
+    nothing = task.split_loss({}, "validation")["mse"]
+    task.bind = before
+    assert found.keys() == {"linear_mse"} and 0 < found["linear_mse"] < 0.5 * nothing
+
+
+def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
+    batch = batch_of(task)
+    config = config_file.get_config("tiny")
+    config.data.blind = True
+    seen = make_task(config).seen(batch)
+    assert not seen["caption"].any() and seen["caption_segment_ids"].any()
+    other = task.shuffled(batch)
+    np.testing.assert_array_equal(other["caption"], np.roll(batch["caption"], 1, 0))
+    assert other["image"] is batch["image"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"loss.process": "ddpm"}, "'euler', which follows the velocity of a flow"),
+        ({"checkpoint.best_metric": "right"}, "evaluate.examples of 1 or more measures"),
+        ({"data.height": 18}, "18 and 16; expected multiples of model.patch_size, 4"),
+        ({"model.name": "vit"}, "has no"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(change, said):
+    config = config_file.get_config("tiny")
+    config.update_from_flattened_dict(change)
+    with pytest.raises(SettingsError, match=said):
+        check(config)
+
+
+def test_a_picture_and_its_growth_are_drawn(workdir, launched, tmp_path):
+    out, plot = tmp_path / "x.png", tmp_path / "growth.png"
+    command = ("draw", f"--workdir={workdir}", "a red circle", f"--out={out}")
+    code, said, err = launched(*command, f"--plot={plot}")
+    assert code == 0, err
+    assert (
+        said.startswith(f"{out}: a red circle, read back as ") or said == f"{out}: a red circle\n"
+    )
+    first = np.asarray(Image.open(out))
+    assert first.shape == (256, 256, 3) and plot.stat().st_size > 5000
+    np.testing.assert_array_equal(first, first[::16, ::16].repeat(16, 0).repeat(16, 1))
+    launched(*command, "--seed=1", "--sampler=ddim", "--sampling_steps=2", "--guidance=1")
+    assert not np.array_equal(first, np.asarray(Image.open(out)))
+    words = json.loads((workdir / "assets" / "words.json").read_text())
+    assert {"red", "circle", "above", "a"} <= set(words)
+
+
+def test_several_texts_are_numbered_and_a_wrong_one_stops_no_other(workdir, launched, tmp_path):
+    texts = ("a red circle", "a giraffe", "A blue frame")
+    code, said, err = launched("draw", f"--workdir={workdir}", *texts, f"--out={tmp_path}/x.png")
+    assert code == 1 and err.count("\n") == 1 and "'giraffe'" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-1.png", "x-3.png"]
+    assert said.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "got no text; name some"),
+        ([""], "the text is empty"),
+        ([" \n"], "the text is empty"),
+        (
+            ["a plaid giraffe"],
+            "'plaid', which no training caption has; expected of their words: a, above,",
+        ),
+        (["a red circle" * 1000], "which no training caption has"),
+        (["a red circle " * 1000], "tokens; the run reads 20 at most"),
+        (["a red circle", "--out="], "--out is missing"),
+        (["a red circle", "--out=x.jpg"], "--out names x.jpg; expected a .png file"),
+        (["a red circle", "--plot=x.gif"], "--plot names x.gif"),
+        (["a red circle", "--guidance=-1"], "guidance"),
+        (["a red circle", "--sampler=heun"], "sampler"),
+        (["a red circle", "--sampling_steps=0"], "sampling_steps"),
+    ],
+)
+def test_a_wrong_call_is_one_line(workdir, refused, tmp_path, arguments, said):
+    err = refused("draw", f"--workdir={workdir}", f"--out={tmp_path}/x.png", *arguments)
+    assert said in err and len(err) < 400
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_another_task_is_refused(refused, tmp_path):
+    other = config_file.get_config("tiny")
+    (tmp_path / "run").mkdir()
+    del other
+    assert "there is no run" in refused(
+        "draw", f"--workdir={tmp_path / 'run'}", "a red circle", f"--out={tmp_path}/x.png"
+    )
+
+
+def test_values_beyond_black_and_white_are_cut():
+    x = np.array([-3.0, -1, 0, 1, 3]).reshape(1, 5, 1, 1).repeat(3, -1)
+    assert text_to_image.pixels(x)[0, :, 0, 0].tolist() == [0, 0, 128, 255, 255]

@@ -1,0 +1,121 @@
+"""A PixArt reads words that modulate nothing, and a time that modulates all."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import crossattn as xa
+from crossattn.models import PixArt, pixart
+from tests import numpy_model as oracle
+from tests.closeness import close
+
+TINY = pixart.tiny()
+GIVEN = {name: jnp.asarray(x) for name, x in pixart.example(TINY, 3, padding=2).items()}
+
+
+def build(rngs):
+    return PixArt(TINY, rngs=rngs)
+
+
+@functools.cache
+def params():
+    return oracle.random_params(build, seed=0)
+
+
+def bound():
+    return xa.functional.bind(build, params())
+
+
+@jax.jit
+def call(params, **given):
+    return xa.apply(build, params, **given)
+
+
+def test_every_word_and_the_time_reach_every_pixel_of_their_own_picture():
+    found = call(params(), **GIVEN)
+    assert found.shape == GIVEN["image"].shape
+    other = {**GIVEN, "tokens": GIVEN["tokens"].at[0, 2].set(9)}
+    moved = np.abs(call(params(), **other) - found)
+    assert moved[0].min() > 0 and not moved[1:].any()
+    moved = np.abs(call(params(), **{**GIVEN, "time": GIVEN["time"].at[1].add(0.1)}) - found)
+    assert moved[1].min() > 0 and not moved[[0, 2]].any()
+
+
+def test_at_first_the_time_changes_nothing_but_the_end_and_a_block_only_reads():
+    """adaLN-Zero: self-attention and networks are closed, so that only the words are added to patches."""
+    fresh = xa.functional.bind(build, xa.init(build, jax.random.key(0)))
+    states = fresh.read(GIVEN["tokens"], GIVEN["segment_ids"])
+    z = fresh.patches(GIVEN["image"])
+    condition = jnp.ones((3, TINY.block.dim))
+    own, _ = fresh.stack(z, states, condition=condition)
+    later, _ = fresh.stack(z, states, condition=2 * condition)
+    np.testing.assert_array_equal(own, later)
+    read = z
+    for block, state in zip(fresh.stack.blocks(), states, strict=True):
+        read = read + block.cross(read, state.memories["cross"])
+    close(own, read, ulps=2000)
+
+
+def test_without_words_attention_adds_its_bias_alone_whatever_the_words():
+    none = jnp.zeros_like(GIVEN["segment_ids"])
+    found = call(params(), **{**GIVEN, "segment_ids": none})
+    other = {**GIVEN, "segment_ids": none, "tokens": GIVEN["tokens"] * 0 + 5}
+    np.testing.assert_array_equal(found, call(params(), **other))
+    assert np.isfinite(found).all() and np.abs(found - call(params(), **GIVEN)).max() > 1e-2
+    model = bound()
+    block, state = model.stack.blocks()[0], model.read(GIVEN["tokens"], none)[0]
+    z = model.patches(GIVEN["image"])
+    added = block.cross(z, state.memories["cross"])
+    bias = params()["stack"]["layers"]["0"]["cross"]["out"]["bias"]
+    np.testing.assert_array_equal(added, np.broadcast_to(bias, added.shape))
+
+
+def test_what_is_read_once_serves_any_number_of_times():
+    model = bound()
+    states = jax.jit(model.read)(GIVEN["tokens"], GIVEN["segment_ids"])
+    for time in (GIVEN["time"], GIVEN["time"] / 2):
+        found = model.denoise(GIVEN["image"], time, states)
+        close(found, call(params(), **{**GIVEN, "time": time}), ulps=2000)
+
+
+def test_attention_to_the_words_sums_to_one_and_padding_gets_none():
+    model = bound()
+    states = model.read(GIVEN["tokens"], GIVEN["segment_ids"])
+    found, weights = model.denoise(GIVEN["image"], GIVEN["time"], states, return_weights=True)
+    assert weights.shape == (2, 3, 2, 6, 7)  # layers, rows, heads, patches, words
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert not weights[..., 5:].any() and (weights[..., :5] > 0).all()
+    close(found, call(params(), **GIVEN), ulps=2000)
+
+
+def test_a_patch_of_the_output_stands_where_the_patch_of_the_picture_stood():
+    """With an output layer of a constant, each pixel has the number of its place in a patch."""
+    numbers = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3)
+    own = jax.tree.map(jnp.asarray, params())
+    kernel, bias = own["output"]["kernel"], own["output"]["bias"]
+    own["output"] = {"kernel": kernel * 0, "bias": bias * 0 + numbers}
+    found = call(own, **GIVEN)
+    np.testing.assert_array_equal(found[0], np.tile(numbers, (2, 3, 1)))
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_scanned_and_recomputed_it_is_the_same(scan):
+    changed = replace(TINY, scan=scan, remat=True)
+    own = params()
+    if scan:
+        layers = xa.nn.stack_layers(own["stack"]["layers"])
+        own = {**own, "stack": {**own["stack"], "layers": layers}}
+    found = xa.apply(lambda rngs: PixArt(changed, rngs=rngs), own, **GIVEN)
+    close(found, call(params(), **GIVEN), ulps=2000)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="4 x 6; expected multiples of patch_size, 4"):
+        PixArt(replace(TINY, patch_size=4), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"image is \(3, 4, 4, 3\); expected"):
+        bound()(**{**GIVEN, "image": GIVEN["image"][:, :, :4]})
