@@ -9,6 +9,7 @@
 * ``xa.testing``: the conformance suite of ``attend``, for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
 * ``xa.nn``: modules; ``xa.models``: architectures; ``xa.init``, ``xa.apply``: parameters as plain dicts;
+* ``xa.interventions``: activations of any model scaled, replaced and captured, as arguments of its call;
 * ``xa.load``, ``xa.save``: pretrained models, from and to checkpoints of ``transformers``;
 * ``xa.decode``, ``xa.viz``, ``xa.data``, ``xa.train``: generation, pictures, text, training.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # the names of _LOCATIONS, for type checkers and editors
     from crossattn import data as data
     from crossattn import decode as decode
     from crossattn import functional as functional
+    from crossattn import interventions as interventions
     from crossattn import models as models
     from crossattn import nn as nn
     from crossattn import ops as ops
@@ -67,7 +69,7 @@ _LOCATIONS = {
     "rotary": "crossattn.ops.positions.rotary",
     "bias": "crossattn.ops.positions.bias",
 }
-_MODULES = "ops nn models functional axes decode weights viz data train testing"
+_MODULES = "ops nn models functional axes interventions decode weights viz data train testing"
 _LOCATIONS |= {name: f"crossattn.{name}" for name in _MODULES.split()}
 
 __all__ = ["__version__", *_LOCATIONS]

@@ -15,6 +15,7 @@ BELOW = {
     "ops": {"ops"} | FREE,
     "nn": {"ops", "nn"} | FREE,
     "models": MODELS | FREE,
+    "interventions": {"interventions", "ops", "nn"} | FREE,
     "decode": {"decode"} | MODELS | FREE,
     "weights": {"weights", "decode"} | MODELS | FREE,
     "viz": {"viz"} | MODELS | FREE,
@@ -26,7 +27,7 @@ BELOW = {
     "": set(),  # the facade finds the others by name, on first use
 }
 CONFIG_NEEDS = {"ml_collections", "configs", "collections", "typing"}
-CORE = FREE | MODELS | {"decode", "testing", "pytest_plugin", "__main__", ""}
+CORE = FREE | MODELS | {"interventions", "decode", "testing", "pytest_plugin", "__main__", ""}
 NO_FLAX = {"ops", "testing", "pytest_plugin", "__main__"}
 CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
 

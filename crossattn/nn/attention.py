@@ -5,6 +5,7 @@ origin of the memory decides which kind of attention it is.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -231,6 +232,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         backend: str | None = None,
         return_weights: bool = False,
+        edit: Callable[[Array], Array] | None = None,
     ) -> Any:
         """Reads ``memory`` with the queries of ``x``.
 
@@ -248,6 +250,7 @@ class MultiHeadAttention(nnx.Module):
           backend: see ``attend``.
           return_weights: also return the weights [*B N T S], float32, those before dropout; with
             persistent vectors [*B N T (S P)], those of the memory first.
+          edit: changes what heads read [*B T N Hv], before the projection that adds them up.
 
         Returns:
           [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
@@ -309,7 +312,8 @@ class MultiHeadAttention(nnx.Module):
             return_weights=return_weights,
         )
         out, weights = result if return_weights else (result, None)
-        out = self.out(out.reshape(*lead, *out.shape[-2:]))
+        out = out.reshape(*lead, *out.shape[-2:])
+        out = self.out(out if edit is None else edit(out))
         return out if weights is None else (out, _unfold(weights, lead, shared))
 
 

@@ -5,12 +5,16 @@ the order of the sublayers, and the names of their parameters.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
 from flax import nnx
 
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.chunked import ChunkedAttention
+from crossattn.nn.edits import edited, hand_out
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import ITSELF, BlockConfig, Sublayer, split
@@ -51,6 +55,11 @@ class Block(nnx.Module):
         attention that only reads memories, such as ``AdditiveAttention``.
     Example: ``Block(attention=config.self_attention(rngs), feedforward=config.feedforward(rngs))``.
     """
+
+    edits: Any = None
+    """Interventions by site, ``Edits``, in a copy of a model that ``crossattn.interventions`` made."""
+    taps: tuple[tuple[str, str], ...] = ()
+    """Sites whose activations calls hand out, and the names of these, in such a copy."""
 
     def __init__(self, *, scope: str = "self_attention", **sublayers: Sublayer):
         names = [*sublayers, *(["scope"] if isinstance(scope, Sublayer) else [])]
@@ -93,7 +102,17 @@ class Block(nnx.Module):
     def capturable(self) -> list[str]:
         """The names that ``capture`` may have."""
         names = [prefix + name for name, _ in self._order for prefix in ("", "+")]
-        return names + [f"{name}.weights" for name, (reads, *_) in self._order if reads]
+        attention = [name for name, (reads, *_) in self._order if reads]
+        names += [f"{name}.weights" for name in attention]
+        names += [f"{name}.heads" for name in attention if self.heads_of(name)]
+        makes = MultiHeadAttention, ChunkedAttention  # of a Memory
+        return names + [f"{x}.values" for x in self.readers if isinstance(getattr(self, x), makes)]
+
+    def heads_of(self, name: str) -> MultiHeadAttention | None:
+        """Returns the multi-head attention of a sublayer, itself or a part of it; None is another kind."""
+        inner = getattr(self, name)
+        inner = getattr(inner, "attention", inner)
+        return inner if isinstance(inner, MultiHeadAttention) else None
 
     @in_words_of_here
     @on_any_mesh
@@ -131,7 +150,9 @@ class Block(nnx.Module):
           condition: a vector of each example for blocks with a ``condition_dim``; see ``Residual``.
           capture: activations to keep in the state, of a sublayer NAME: "NAME" is its output [*B T D];
             "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S] before dropout, and
-            [*B N T (S P)] with P persistent vectors, which stand last.
+            [*B N T (S P)] with P persistent vectors, which stand last; "NAME.heads" are what heads read
+            [*B T N Hv], before the projection that adds them up; "NAME.values" are the values of the memory
+            [*B S K Hv].
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
@@ -147,12 +168,24 @@ class Block(nnx.Module):
         projected, memories = {} if state is None else state.memories, memories or {}
         cache, passed = None if state is None else state.cache, {}
         self._check(projected, memories, cache)
+        edits = {} if self.edits is None else self.edits.get_value()
+        kept = {*capture, *(site for site, _ in self.taps)}
+
+        def at(site: str, x: Array) -> Array:
+            """Edits the activation of a site, and keeps it if it is captured."""
+            x = edited(site, x, edits.get(site))
+            if site in kept:
+                passed[site] = x
+            return x
+
         keys = split(key, 2 * len(self._order))
         for (name, own), inner_key, outer_key in zip(
             self.sublayers.items(), keys[::2], keys[1::2], strict=True
         ):
-            weighed = f"{name}.weights" in capture
+            weighed, heads = f"{name}.weights" in kept, f"{name}.heads"
             options: dict[str, Any] = dict(dropout_key=inner_key, return_weights=weighed)
+            if heads in edits or heads in kept:
+                options["edit"] = partial(at, heads)
             hidden = own.residual.pre_norm(x, condition)
             if own.reads is None:
                 update = own.inner(hidden, inner_key)
@@ -174,15 +207,18 @@ class Block(nnx.Module):
                             "x may be a part of a text; give text_positions=."
                         )
                 memory = projected.get(name)
-                memory = _read(own.inner, memories[own.reads]) if memory is None else memory
+                memory = self._memory(name, memories[own.reads]) if memory is None else memory
+                if f"{name}.values" in kept:
+                    passed[f"{name}.values"] = memory.values
                 with jax.named_scope("cross_attention"):
                     update = own.inner(
                         hidden, memory, (memory_masks or {}).get(own.reads), **options
                     )
             if weighed:
                 update, passed[f"{name}.weights"] = update
-            passed[name] = update
-            x = passed[f"+{name}"] = own.residual.add_residual(x, update, outer_key, condition)
+            update = at(name, update)
+            x = at(f"+{name}", own.residual.add_residual(x, update, outer_key, condition))
+        hand_out({name: passed[site][None] for site, name in self.taps})
         if state is None and not capture:
             return x, None
         captured = {name: passed[name] for name in passed if name in capture}
@@ -197,11 +233,19 @@ class Block(nnx.Module):
         """
         return BlockState(
             memories={
-                name: _read(getattr(self, name), memories[reads])
+                name: self._memory(name, memories[reads])
                 for name, reads in self.readers.items()
                 if reads in memories
             }
         )
+
+    def _memory(self, name: str, vectors: Any) -> Any:
+        """Projects a memory for the sublayer of that name."""
+        memory = _read(getattr(self, name), vectors)
+        edit = None if self.edits is None else self.edits.get_value().get(f"{name}.values")
+        if edit is None:
+            return memory
+        return replace(memory, values=edited(f"{name}.values", memory.values, edit))
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory | None:
         """Returns an empty cache of ``size`` slots for self-attention; None for a block without it.

@@ -6,7 +6,7 @@
 The last token of a chunk reads the chunk's neighbours already: it predicts a token of the next one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +86,7 @@ class ChunkedAttention(nnx.Module):
         positions: Int[Array, "*#B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         return_weights: bool = False,
+        edit: Callable[[Array], Array] | None = None,
     ) -> Any:
         """Reads the memory of each token's chunk.
 
@@ -97,6 +98,7 @@ class ChunkedAttention(nnx.Module):
             a whole text from its first token on, of which no chunk is computed that a token does not read.
           dropout_key: turns dropout on.
           return_weights: also return the weights [*B N T (K R)] on the neighbours of the token's chunk.
+          edit: changes what heads read, [*B C m N Hv] of a whole text and [*B T N Hv] at ``positions``.
 
         Raises:
           ValueError: a mask is given; the memory has not the batch axes of ``x`` and one of chunks; or not as
@@ -112,6 +114,7 @@ class ChunkedAttention(nnx.Module):
                 "the chunks."
             )
         options: dict[str, Any] = dict(dropout_key=dropout_key, return_weights=return_weights)
+        options |= {} if edit is None else dict(edit=edit)
         if positions is None:
             out, weights = self._whole(x, memory, options)
         else:

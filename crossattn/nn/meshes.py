@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from crossattn.nn.edits import hand_out, with_handed_out
 from crossattn.ops.parallel import placement
 from crossattn.ops.promotion import as_written
 
@@ -74,8 +75,11 @@ def _enter(call: Callable, mesh: Any, leaves: list, structure: Any) -> Any:
     try:
         hash(program)
     except TypeError:  # an unhashable program is compiled for this call alone
-        return jax.jit(functools.partial(_run, program))(arrays)
-    return _compiled(program, arrays)
+        result, found = jax.jit(functools.partial(_run, program))(arrays)
+    else:
+        result, found = _compiled(program, arrays)
+    hand_out(found)
+    return result
 
 
 def _run(program: tuple, arrays: list) -> Any:
@@ -87,7 +91,7 @@ def _run(program: tuple, arrays: list) -> Any:
             for leaf, x in zip(known, arrays, strict=True)
         ]
         args, kwargs = jax.tree.unflatten(structure, leaves)
-        return call(*args, **kwargs)
+        return with_handed_out(call)(*args, **kwargs)
 
     return placement.automatically(inside, mesh, functools.partial(_place, *first))(arrays)
 
@@ -95,7 +99,7 @@ def _run(program: tuple, arrays: list) -> Any:
 _compiled = jax.jit(_run, static_argnums=0)
 
 
-def _place(shape: tuple[int, ...], split: list, x: Any) -> PartitionSpec:
+def _place(shape: tuple[int, ...], split: Any, x: Any) -> PartitionSpec:
     """Returns the sharding of a result: that of the first argument, for leading axes of equal size."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shape, x.shape, strict=False))
     return PartitionSpec(*(axes or None for _, axes in zip(alike, split, strict=False)))

@@ -4,7 +4,9 @@ A loop compiles each layer and runs fastest on a CPU; a scan compiles one layer 
 parameters differ in layout only: ``stack_layers`` and ``unstack_layers`` convert between them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +15,8 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.functional import Build, axes_of
-from crossattn.nn.blocks import Block, EncoderBlock, check_names
+from crossattn.nn.blocks import Block, BlockState, EncoderBlock, check_names
+from crossattn.nn.edits import hand_out
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.rows import by_rows, for_each, row_axes
@@ -39,6 +42,9 @@ class Stack(nnx.Module):
       ValueError: the policy is unknown, or the period has no block.
     Source: shared parameters, Dehghani et al. 2019 and Lan et al. 2020.
     """
+
+    taps: tuple[tuple[str, str], ...] = ()
+    """Sites whose activations [L ...] calls hand out, and the names of these; see ``Block.taps``."""
 
     def __init__(
         self,
@@ -98,6 +104,17 @@ class Stack(nnx.Module):
         kinds = self.kinds()
         if all(isinstance(block, Block) for block in kinds):
             check_names(kinds, shared.get("capture", ()), shared.get("memory_masks"))
+        asked = tuple(shared.get("capture", ()))
+        if self.taps:
+            shared["capture"] = (*asked, *(site for site, _ in self.taps))
+        x, states = self._run_all(x, states, key, shared)
+        if self.taps:
+            hand_out({name: by_layer(states, site) for site, name in self.taps})
+            states = jax.tree.map(partial(_without, asked), states, is_leaf=_is_state)
+        return x, states
+
+    def _run_all(self, x: Array, states: Any, key: Array | None, shared: dict[str, Any]) -> Any:
+        """Runs all layers, looped or scanned."""
         keys: Any = split(key, self.num_layers)
         if self.scan and not isinstance(states, tuple):
             return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
@@ -276,16 +293,43 @@ def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
     Raises:
       ValueError: layers read memories of unlike lengths, or have unlike numbers of heads.
     """
+    return _stacked_layers(states, lambda name: name.endswith(".weights"), "attention weights")
+
+
+def by_layer(states: Any, name: str) -> Float[Array, "L ..."]:
+    """Stacks what layers captured under a name to one array, of the L layers that have it.
+
+    Raises:
+      ValueError: it is of another shape in another layer, or no layer has it.
+    """
+    found = _stacked_layers(states, lambda own: own == name, name)
+    if found is None:
+        raise ValueError(f"no layer captured {name}; expected it in capture.")
+    return found
+
+
+def _stacked_layers(states: Any, chosen: Callable[[str], bool], what: str) -> Array | None:
     each = states if isinstance(states, tuple | list) else [states]
-    found = [[x for name, x in s.captured.items() if name.endswith(".weights")] for s in each]
-    weights = [own[-1] for own in found if own]
-    if len(shapes := {w.shape for w in weights}) > 1:
+    found = [[x for name, x in s.captured.items() if chosen(name)] for s in each]
+    last = [own[-1] for own in found if own]
+    if len(shapes := {x.shape for x in last}) > 1:
         raise ValueError(
-            f"layers have attention weights of shapes {', '.join(map(str, sorted(shapes)))}, which one "
+            f"layers have {what} of shapes {', '.join(map(str, sorted(shapes)))}, which one "
             "array cannot hold; leave return_weights and capture out."
         )
-    if not weights:
+    if not last:
         return None
     # Each block of a scanned period has its own axis of periods.
     scanned = not isinstance(states, tuple)
-    return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
+    return jnp.concatenate(jnp.stack(last, 1)) if scanned else jnp.stack(last)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, BlockState)
+
+
+def _without(asked: Collection[str], state: Any) -> Any:
+    """Returns a state with only the captured activations that were asked for."""
+    if not _is_state(state):
+        return state
+    return replace(state, captured={k: x for k, x in state.captured.items() if k in asked})

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.nn.blocks import BlockState
+from crossattn.nn.edits import hand_out, with_handed_out
 from crossattn.ops.exporting import exportable
 from crossattn.ops.integers import as_int32
 from crossattn.ops.memory import Memory
@@ -131,11 +132,13 @@ def by_row(
 
     def one(tokens: Array, fields: dict[str, Any]) -> tuple:
         own = CachedStates(**_rows(jnp.expand_dims, fields))
-        x, own, weights = decode(tokens[None], own)
+        (x, own, weights), found = with_handed_out(decode)(tokens[None], own)
+        found = jax.tree.map(lambda a: a[:, 0], found)
         weights = None if weights is None else weights[:, 0]
-        return x[0], _rows(jnp.squeeze, vars(own)), weights
+        return x[0], _rows(jnp.squeeze, vars(own)), weights, found
 
-    x, fields, weights = jax.vmap(one, out_axes=(0, 0, 1))(tokens, vars(states))
+    x, fields, weights, found = jax.vmap(one, out_axes=(0, 0, 1, 1))(tokens, vars(states))
+    hand_out(found)
     return x, CachedStates(**fields), weights
 
 

@@ -1,0 +1,301 @@
+"""Interventions are values of a call, change what they name, and leave a program without them as it is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import crossattn as xa
+from crossattn import models, nn
+from crossattn.interventions import Intervention, intervene, knockout, run, scales, sites
+from crossattn.models import transformer
+from tests import numpy_model as oracle
+from tests.closeness import close
+from tests.models import every_model
+
+WITH_BLOCKS = [
+    name
+    if name in ("bert", "transformer", "perceiver_io")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in every_model.NAMES
+    if name != "rnn_encoder_decoder"
+]
+
+
+def build(**changes):
+    return lambda rngs: models.Transformer(transformer.tiny(**changes), rngs=rngs)
+
+
+def model_of(**changes):
+    return xa.functional.bind(build(**changes), oracle.random_params(build(**changes)))
+
+
+def given(rows=2, padding=0):
+    return jax.tree.map(jnp.asarray, transformer.example(transformer.tiny(), rows, padding))
+
+
+def example_of(name):
+    return jax.tree.map(jnp.asarray, every_model.example(name))
+
+
+def bound(name):
+    return xa.functional.bind(every_model.build_of(name), every_model.params_of(name))
+
+
+@pytest.mark.parametrize("name", every_model.NAMES)
+def test_a_program_without_interventions_is_that_of_the_model(name):
+    model, example = bound(name), example_of(name)
+    text = lambda call: jax.jit(call).lower(**example).as_text()  # noqa: E731
+    alone = text(lambda **x: model(**x))
+    for none in (None, {}):
+        assert text(lambda none=none, **x: run(model, none, **x)) == alone
+
+
+@pytest.mark.parametrize("name", WITH_BLOCKS)
+def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
+    model, example = bound(name), example_of(name)
+    ones = scales(model)
+    assert ones
+    np.testing.assert_array_equal(run(model, ones, **example), model(**example))
+    for site in ones:
+        less = run(model, knockout(model, site, 0, -1), **example)
+        assert np.any(less != model(**example)), site
+
+
+@pytest.mark.parametrize("name", WITH_BLOCKS)
+def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
+    model, example = bound(name), example_of(name)
+    names = [name for name in sites(model) if not name.endswith(".weights")]
+    result, found = run(model, None, **example, capture=names)
+    np.testing.assert_array_equal(result, model(**example))
+    calls = {name: len(x) // sites(model)[name].layers for name, x in found.items()}
+    same = {
+        name: Intervention(value=x)
+        for name, x in found.items()
+        if calls[name] == 1 and not name.endswith(".values")
+    }
+    close(run(model, same, **example), result, ulps=2000)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan):
+    params, example = oracle.random_params(build(scan=scan)), given()
+    model = xa.functional.bind(build(scan=scan), params)
+    for site, path in (
+        ("encoder.attention.heads", "encoder.layers.{}attention.out.kernel"),
+        ("decoder.attention.heads", "decoder.stack.layers.{}attention.out.kernel"),
+        ("decoder.cross.heads", "decoder.stack.layers.{}cross.out.kernel"),
+    ):
+        for layer in range(2):
+            flat = dict(xa.functional.flatten(params))
+            name = path.format("" if scan else f"{layer}.")
+            at = (layer, 1) if scan else (1,)
+            flat[name] = jnp.asarray(flat[name]).at[at].set(0)
+            zeroed = xa.functional.bind(build(scan=scan), xa.functional.nest(flat))
+            found = jax.jit(lambda x, m=model, s=site, i=layer: run(m, knockout(m, s, i, 1), **x))(
+                example
+            )
+            np.testing.assert_array_equal(found, jax.jit(lambda x, m=zeroed: m(**x))(example))
+
+
+def test_a_scanned_stack_is_edited_and_captured_as_a_looped_one():
+    looped = model_of()
+    params = xa.functional.flatten(xa.functional.params_of(looped))
+    config = transformer.tiny(scan=True)
+    nested = xa.functional.nest(params)
+    for half in (nested["encoder"], nested["decoder"]["stack"]):
+        half["layers"] = nn.stack_layers(half["layers"])
+    scanned = xa.functional.bind(lambda rngs: models.Transformer(config, rngs=rngs), nested)
+    names = [name for name in sites(looped) if not name.endswith(".values")]
+    assert sites(scanned) == sites(looped)
+    edits = {
+        name: Intervention(scale=jnp.array([0.5, 2.0])) for name in names if "weights" not in name
+    }
+    edits["decoder.cross.heads"] = Intervention(scale=jnp.array([[1.0, 0.2], [0.3, 1.4]]))
+    edits["decoder.cross.values"] = Intervention(scale=jnp.linspace(0, 1, 12).reshape(2, 6))
+    del edits["encoder.attention.heads"], edits["decoder.attention.heads"]
+    one, one_found = run(looped, edits, **given(), capture=names)
+    two, two_found = run(scanned, edits, **given(), capture=names)
+    close(two, one, ulps=2000)
+    close(two_found, one_found, ulps=2000)
+
+
+class Repeated(nnx.Module):
+    """A decoder whose blocks come in periods, or share their parameters."""
+
+    def __init__(self, rngs, **options):
+        shape = nn.BlockConfig.of(dim=16, num_heads=2, mlp_dim=16)
+        build = [
+            lambda rngs: nn.Block(attention=shape.self_attention(rngs)),
+            lambda rngs: nn.Block(
+                attention=shape.self_attention(rngs), feedforward=shape.feedforward(rngs)
+            ),
+        ]
+        self.layers = nn.Stack(build, 2, **options, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layers(x)[0]
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, share, remat):
+    model = Repeated(nnx.Rngs(0), scan=scan, share=share, remat=remat)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 16))
+    assert {name: site.layers for name, site in sites(model).items()} == {
+        "layers.attention": 4, "layers.+attention": 4, "layers.attention.weights": 4,
+        "layers.attention.heads": 4, "layers.feedforward": 2, "layers.+feedforward": 2,
+    }  # fmt: skip
+    factors = jnp.array([1.0, 0.5, 0.0, 2.0])
+    edits = {
+        "layers.attention": Intervention(scale=factors),
+        "layers.feedforward": Intervention(scale=jnp.array([0.25, 3.0])),
+    }
+    expected = x
+    for i, block in enumerate(model.layers.blocks()):
+        for name, own in block.sublayers.items():
+            hidden = own.residual.pre_norm(expected)
+            factor = factors[i] if name == "attention" else (0.25, 3.0)[i // 2]
+            expected = expected + factor * own.inner(hidden)
+    close(run(model, edits, x), expected)
+    loss = lambda scale: run(model, {"layers.attention": Intervention(scale=scale)}, x).sum()  # noqa: E731
+    assert np.all(np.abs(jax.grad(loss)(factors)) > 0)
+
+
+def test_positions_and_parts_of_a_memory_are_scaled():
+    model, example = model_of(), given()
+    _, found = run(model, None, **example, capture=["decoder.cross"])
+    keep = jnp.ones((2, 5)).at[0, 3].set(0)  # position 3 in layer 0
+    _, less = run(
+        model, {"decoder.cross": Intervention(scale=keep)}, **example, capture=["decoder.cross"]
+    )
+    assert np.all(less["decoder.cross"][0, :, 3] == 0)
+    np.testing.assert_array_equal(less["decoder.cross"][0, :, :3], found["decoder.cross"][0, :, :3])
+
+    # A part of the memory at 0 adds what its weights times nothing add.
+    names = ["decoder.cross.weights", "decoder.cross.values", "decoder.cross.heads"]
+    part = {"decoder.cross.values": Intervention(scale=jnp.ones((2, 6)).at[0, 2].set(0))}
+    _, found = run(model, None, **example, capture=names)
+    _, less = run(model, part, **example, capture=names)
+    weights, values = (np.asarray(found[name][0], np.float64) for name in names[:2])
+    values[:, 2] = 0
+    close(less["decoder.cross.heads"][0], np.einsum("bnts,bsnh->btnh", weights, values))
+
+
+def test_an_activation_of_another_run_is_patched_in_where_a_mask_says():
+    model, example = model_of(), given()
+    other = example | {"source": (example["source"] + 7) % 60}
+    clean, found = run(model, None, **example, capture=["encoder.+feedforward"])
+    corrupt = run(model, None, **other)
+    everything = {"encoder.+feedforward": Intervention(value=found["encoder.+feedforward"])}
+    close(run(model, everything, **other), clean, ulps=2000)  # the decoder reads nothing else
+    where = jnp.zeros((2, 6), bool)
+    one = lambda where: run(  # noqa: E731
+        model,
+        {"encoder.+feedforward": Intervention(value=found["encoder.+feedforward"], where=where)},
+        **other,
+    )
+    np.testing.assert_array_equal(one(where), corrupt)
+    grid = jnp.eye(12, dtype=bool).reshape(12, 2, 6)  # one layer and position at a time
+    patched = jax.jit(jax.vmap(one))(grid)
+    close(patched[7], one(grid[7]), ulps=2000)
+    assert len({float(np.abs(x - clean).sum()) for x in patched}) == 12
+
+
+def test_a_search_decodes_an_edited_model_through_its_caches():
+    model, example = model_of(), given()
+    edits = knockout(model, "decoder.attention.heads", 1, 0) | knockout(
+        model, "encoder.attention.heads", 0, 1
+    )
+    edits["decoder.cross.values"] = Intervention(scale=jnp.ones((2, 6)).at[:, 1].set(0.1))
+    source = {k: x for k, x in example.items() if k.startswith("source")}
+    whole = run(model, edits, **source, target_in=example["target_in"])
+    states = run(model, edits, 2, 1, 8, **source, method="prefill")
+    steps = []
+    for t in range(example["target_in"].shape[1]):
+        (logits, states), found = run(
+            model, edits, example["target_in"][:, None, t : t + 1], states,
+            capture=["decoder.cross.weights"], method="decode_step",
+        )  # fmt: skip
+        assert found["decoder.cross.weights"].shape == (2, 2, 2, 1, 6)
+        steps.append(logits[:, 0])
+    close(jnp.concatenate(steps, 1), whole, ulps=2000)
+
+    search = functools.partial(xa.decode.generate, max_new_tokens=4, num_beams=2, **source)
+    assert np.all(search(model).scores[:, 0] != search(intervene(model, edits)).scores[:, 0])
+
+
+def test_rows_at_different_positions_hand_out_their_activations():
+    model = xa.functional.bind(every_model.build_of("decoder"), every_model.params_of("decoder"))
+    states = model.prefill(2, 1, 8)
+    _, states = model.decode_step(jnp.array([[[3, 4]], [[5, 6]]]), states)
+    states = states.rewind(jnp.array([1, 2]))
+    tokens = jnp.array([[[7]], [[8]]])
+    (expected, _), found = run(
+        model, None, tokens, states, capture=["decoder.+feedforward"], method="decode_step"
+    )
+    np.testing.assert_array_equal(expected, model.decode_step(tokens, states)[0])
+    assert found["decoder.+feedforward"].shape == (2, 2, 1, 32)
+
+
+def test_explicit_axes_of_a_mesh_hand_out_activations():
+    mesh = jax.make_mesh((1,), ("data",))
+    model, example = model_of(), given()
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    placed = {name: jax.device_put(x, spec) for name, x in example.items()}
+    with jax.set_mesh(mesh):
+        _, found = run(
+            model, scales(model), **placed, capture=["decoder.cross", "encoder.attention.weights"]
+        )
+    _, expected = run(
+        model, None, **example, capture=["decoder.cross", "encoder.attention.weights"]
+    )
+    close(found, expected)
+
+
+CROSS = "decoder.cross.heads"
+BAD = [
+    ("decoder.cros.heads", Intervention(), "'decoder.cros.heads'; did you mean 'decoder.cross.heads'?"),
+    (CROSS, Intervention(scale=np.ones((2, 3))), r"heads has shape \(2, 3\); expected 2 layers of 2 heads"),
+    ("decoder.cross", Intervention(scale=np.ones(3)), r"cross has shape \(3,\); expected 2 layers"),
+    ("decoder.cross", Intervention(scale=np.ones((2, 4))), r"\(4,\) in a layer; .* broadcasts to \(2, 5\)"),
+    ("decoder.cross.weights", Intervention(scale=np.ones((2, 2))), "can be captured alone"),
+    ("decoder.cross", np.ones(2), r"is a ndarray; expected Intervention\(scale=...\)"),
+    ("decoder.cross", Intervention(where=np.ones(2, bool)), "has where= and no value="),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("site", "edit", "message"), BAD)
+def test_what_does_not_fit_is_one_sentence(site, edit, message):
+    with pytest.raises(ValueError, match=message) as error:
+        run(model_of(), {site: edit}, **given())
+    assert "\n" not in str(error.value)
+
+
+def test_a_head_that_there_is_not_and_a_call_that_does_not_reach_a_site_are_one_sentence():
+    model = model_of()
+    with pytest.raises(
+        ValueError, match="head is 8, but decoder.cross.heads has 2; expected 0 to 1"
+    ):
+        knockout(model, "decoder.cross.heads", 1, 8)
+    with pytest.raises(
+        ValueError, match="decoder.cross has no heads; expected of encoder.attention.heads"
+    ):
+        knockout(model, "decoder.cross", 1, 1)
+    source = given()["source"]
+    with pytest.raises(ValueError, match="no site 'decoder.across'; did you mean 'decoder.cross'"):
+        run(model, None, **given(), capture=["decoder.across"])
+    with pytest.raises(
+        ValueError, match="encode did not reach decoder.cross; expected a call that runs"
+    ):
+        run(model, None, source, capture=["decoder.cross"], method="encode")
+
+
+def test_the_parameters_of_an_edited_model_are_those_of_the_model():
+    model = model_of()
+    own = xa.functional.params_of(intervene(model, scales(model)))
+    assert jax.tree.structure(own) == jax.tree.structure(xa.functional.params_of(model))
