@@ -30,8 +30,8 @@ LAUNCHERS = (
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
-    "bench.decode", "bench.images_in_text", "bench.markup", "bench.plans", "bench.pronunciations",
-    "bench.shots",
+    "bench.decode", "bench.images_in_text", "bench.markup", "bench.patterns", "bench.plans",
+    "bench.pronunciations", "bench.shots",
     "bench.translation_step", "bench.whisper", "bench.word_maps", "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
