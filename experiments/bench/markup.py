@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,9 +44,6 @@ class Weighed(NamedTuple):
     weights: np.ndarray
     source_spans: np.ndarray
     target_spans: np.ndarray
-
-
-Method = Callable[[Sequence[tuple[str, str]]], list[Weighed]]
 
 
 def main() -> None:
@@ -76,19 +73,20 @@ def main() -> None:
         each.target_spans,
     )
     forced = task.translator(params).attention(references)
-    methods = others([(e["source"], e["target"]) for e in task.examples("train")])
-    for name, pairs, by_attention in (
-        ("reference", references, [read(each) for each in forced]),
-        ("own translation", own, [read(each) for _, each in attended]),
+    train = [(e["source"], e["target"]) for e in task.examples("train")]
+    both = others(train, references + own)
+    for name, pairs, by_attention, part in (
+        ("reference", references, [read(each) for each in forced], slice(len(own))),
+        ("own translation", own, [read(each) for _, each in attended], slice(len(own), None)),
     ):
-        found = {"attention": by_attention} | {n: method(pairs) for n, method in methods.items()}
+        found = {"attention": by_attention} | {n: weighed[part] for n, weighed in both.items()}
         texts = [text for _, text in pairs]
         placed = {
             method: [
                 markup.place(m, text, *each)
-                for m, text, each in zip(marked, texts, own, strict=True)
+                for m, text, each in zip(marked, texts, weighed, strict=True)
             ]
-            for method, own in found.items()
+            for method, weighed in found.items()
         }
         print(f"on the {name}")
         _table(placed, examples, texts, own=name != "reference")
@@ -149,15 +147,15 @@ def overlap(spans: Sequence[markup.Span], example: Mapping[str, Any]) -> tuple[i
     return 2 * both, sum(a[1] - a[0] + b[1] - b[0] for a, b in pairs)
 
 
-def others(train: Sequence[tuple[str, str]]) -> dict[str, Method]:
-    """Returns the methods that need no model: in proportion, model 1, and eflomal where it is installed."""
-    methods: dict[str, Method] = {
-        "in proportion": lambda pairs: [proportion(*pair) for pair in pairs],
-        "IBM model 1": lambda pairs: model_1(train, pairs),
+def others(
+    train: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]]
+) -> dict[str, list[Weighed]]:
+    """Returns the weights of methods without a model: in proportion, model 1, and eflomal where it is."""
+    found = {
+        "in proportion": [proportion(*pair) for pair in pairs],
+        "IBM model 1": model_1(train, pairs),
     }
-    if shutil.which("eflomal-align"):
-        methods["eflomal"] = lambda pairs: eflomal(train, pairs)
-    return methods
+    return found | ({"eflomal": eflomal(train, pairs)} if shutil.which("eflomal-align") else {})
 
 
 def proportion(source: str, target: str) -> Weighed:

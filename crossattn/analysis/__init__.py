@@ -1,0 +1,1 @@
+"""Analysis of attention: what it does, told from its weights."""
