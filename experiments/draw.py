@@ -25,7 +25,6 @@ from experiments.caption import words_read
 from experiments.runs import MEMBER, SEED, STEP, open_run
 from experiments.tasks.text_to_image import SAMPLERS, TextToImageTask, pixels
 
-_OUT = flags.DEFINE_string("out", None, "The picture, a .png file.")
 _GUIDANCE = flags.DEFINE_float(
     "guidance", None, "0 ignores the text, 1 follows it; default: the config's.", lower_bound=0.0
 )
@@ -36,7 +35,7 @@ _SAMPLING_STEPS = flags.DEFINE_integer(
     "sampling_steps", None, "Of that way; default: the config's.", lower_bound=1, upper_bound=1000
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, _OUT, _GUIDANCE, _SAMPLER, _SAMPLING_STEPS, SEED,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.OUT, _GUIDANCE, _SAMPLER, _SAMPLING_STEPS, SEED,
     launch.PLOT,
 )  # fmt: skip
 _SHOWN = 256  # pixels of the longer side of a file, at least
@@ -71,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _file() -> Path:
     """Returns the file of --out; raises Refused where it is missing or cannot be written."""
-    if not _OUT.value:
+    if not launch.OUT.value:
         raise launch.Refused("--out is missing; name the picture's file, --out=x.png.")
-    path = Path(_OUT.value)
+    path = Path(launch.OUT.value)
     if path.suffix.lower() != ".png":
         raise launch.Refused(f"--out names {path}; expected a .png file.")
     launch.writable(path)

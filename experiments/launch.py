@@ -34,6 +34,9 @@ WORKDIR = flags.DEFINE_string(
     None,
     "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME.",
 )
+OUT = flags.DEFINE_string(
+    "out", None, "Write the sound or the picture into this .wav or .png file."
+)
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed",

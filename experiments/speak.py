@@ -22,7 +22,6 @@ from experiments import launch
 from experiments.runs import MEMBER, STEP, open_run
 from experiments.tasks.text_to_speech import TextToSpeechTask
 
-OUT = flags.DEFINE_string("out", None, "Write the sound into this .wav file.")
 _MAX_FRAMES = flags.DEFINE_integer(
     "max_frames",
     None,
@@ -31,7 +30,7 @@ _MAX_FRAMES = flags.DEFINE_integer(
 _SEED = flags.DEFINE_integer(
     "dropout_seed", 0, "Of the features that the prenet drops.", lower_bound=0
 )
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, OUT, launch.PLOT, _MAX_FRAMES, _SEED)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.OUT, launch.PLOT, _MAX_FRAMES, _SEED)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _out() -> Path | None:
     """Returns the file of --out, or None; raises Refused where it cannot be written."""
-    if not OUT.value:
+    if not launch.OUT.value:
         return None
-    path = Path(OUT.value)
+    path = Path(launch.OUT.value)
     if path.suffix.lower() != ".wav":
         raise launch.Refused(f"--out names {path}; expected a name that ends in .wav.")
     launch.writable(path)
