@@ -84,7 +84,7 @@ class TransformerTTSConfig:
 def tiny(**changes: Any) -> TransformerTTSConfig:
     """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
-    sizes = dict(mels=6, group=2, prenet_dim=16, postnet_layers=2, postnet_dim=16)
+    sizes: dict[str, Any] = dict(mels=6, group=2, prenet_dim=16, postnet_layers=2, postnet_dim=16)
     small = TransformerTTSConfig(20, block, 1, 2, letter_convolutions=1, **sizes)
     return replace(small, **changes)
 

@@ -14,6 +14,7 @@ from crossattn.data.mel import HOP, log_mel
 from crossattn.data.sources.tones import sound_of
 from crossattn.train.alignment_losses import diagonal_attention
 from experiments import train
+from experiments.bench import understood
 from experiments.tasks import make_task
 from experiments.tasks.text_to_speech import nearest, warped
 
@@ -201,3 +202,12 @@ def test_letters_refuse_what_they_do_not_have():
     with pytest.raises(DataError, match="each once"):
         Letters("aab")
     assert letters.prepare("abcabcabc").tolist() == [2, 3, 4, 2, 3, 4, 2, 1]
+
+
+def test_the_benchmark_hears_the_model_and_the_recordings_say_the_same_sentences(task, params):
+    texts, sounds = understood.spoken(task, params, "validation", 3)
+    assert texts == [example["source"] for example in task.examples("validation", 3)]
+    assert [*sounds] == ["the model", "recordings, same vocoder", "recordings"]
+    for text, again, own in zip(texts, *list(sounds.values())[1:], strict=True):
+        np.testing.assert_array_equal(own, sound_of(text))
+        assert len(own) <= len(again) < len(own) + 4 * HOP
