@@ -130,14 +130,14 @@ def test_the_nearest_sentence_is_the_one_of_the_same_words():
 
 def test_a_report_scores_what_is_spoken_and_baselines_are_those_of_the_data(task, params):
     found = task.report(params, "validation", limit=3)
-    assert found["spoken_texts"] == 3 and found["spoken_mel"] > 0
+    assert found["spoken_texts"] == 3 and found["spoken_warped"] > 0
     assert 0 <= found["spoken_diagonal"] <= 1 and 0 <= found["spoken_stopped_near"] <= 1
     baselines = task.baselines("validation")
     frames = [e["target"].reshape(-1, 80) for e in task.examples("validation")]
     mean = np.mean([e["target"].reshape(-1, 80).mean(0) for e in task.examples("train")], 0)
     expected = np.concatenate([np.abs(f - mean).mean(-1) for f in frames]).mean()
     assert baselines["mean_frame_mel"] == pytest.approx(expected, rel=1e-5)
-    assert baselines["nearest_sentence_spoken_mel"] < baselines["mean_frame_spoken_mel"]
+    assert baselines["nearest_sentence_spoken_warped"] < baselines["mean_frame_spoken_warped"]
 
 
 def test_a_score_of_the_recording_itself_is_perfect(task):
