@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 400}
+ZOO = {"": 500}
 
 
 def get_config(arg: str = ""):

@@ -17,6 +17,8 @@ def random_params(build, seed=0):
     def draw(path, leaf):
         name = path[-1].key
         noise = rng.normal(size=leaf.shape)
+        if name == "running_var":
+            noise = 1 + np.abs(noise)
         if name == "kernel":
             noise *= 2 / np.sqrt(np.prod(leaf.shape[-2:]))
         return ((1 + 0.2 * noise) if name == "scale" else 0.5 * noise).astype(leaf.dtype)

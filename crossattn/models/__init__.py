@@ -24,6 +24,7 @@ from crossattn.models.pointer_generator import PointerGenerator, PointerGenerato
 from crossattn.models.retro import Retro, RetroConfig
 from crossattn.models.rnn_encoder_decoder import RNNEncoderDecoder, RNNEncoderDecoderConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
+from crossattn.models.speecht5 import SpeechT5, SpeechT5Config
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.models.transformer_tts import TransformerTTS, TransformerTTSConfig
 from crossattn.models.vision_encoder_decoder import (
@@ -61,6 +62,8 @@ __all__ = [
     "RetroConfig",
     "SelfDoc",
     "SelfDocConfig",
+    "SpeechT5",
+    "SpeechT5Config",
     "Transformer",
     "TransformerConfig",
     "TransformerTTS",

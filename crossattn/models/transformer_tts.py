@@ -61,6 +61,7 @@ class TransformerTTSConfig:
       postnet_layers: convolutions over frames; 0 is no postnet.
       postnet_dim: size of those between the first and the last.
       postnet_dropout_rate: of their features.
+      speaker_dim: size of the vector that tells who speaks; None is one speaker.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
@@ -77,6 +78,7 @@ class TransformerTTSConfig:
     postnet_layers: int = 5
     postnet_dim: Count = 128
     postnet_dropout_rate: Rate = 0.1
+    speaker_dim: Count | None = None
     scan: bool = False
     remat: bool | str = False
 
@@ -84,7 +86,7 @@ class TransformerTTSConfig:
 def tiny(**changes: Any) -> TransformerTTSConfig:
     """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
-    sizes = dict(mels=6, group=2, prenet_dim=16, postnet_layers=2, postnet_dim=16)
+    sizes: dict[str, Any] = dict(mels=6, group=2, prenet_dim=16, postnet_layers=2, postnet_dim=16)
     small = TransformerTTSConfig(20, block, 1, 2, letter_convolutions=1, **sizes)
     return replace(small, **changes)
 
@@ -151,13 +153,13 @@ class Convolutions(nnx.Module):
 
 
 class Prenet(nnx.Module):
-    """Two layers with much dropout between a frame and the decoder."""
+    """Two layers with much dropout between a frame and the decoder; the config is of a model of frames."""
 
-    def __init__(self, config: TransformerTTSConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
         dim, dtype = config.block.dim, config.block.dtype
         options: dict[str, Any] = dict(out_axes=("mlp",), dtype=dtype, rngs=rngs)
-        self.first = linear(config.mels, config.prenet_dim, in_axes=(None,), **options)
-        self.second = linear(config.prenet_dim, config.prenet_dim, in_axes=(None,), **options)
+        self.first = linear(config.mels, config.prenet_dim, in_axes=("embed",), **options)
+        self.second = linear(config.prenet_dim, config.prenet_dim, in_axes=("embed",), **options)
         self.out = linear(
             config.prenet_dim, dim, in_axes=("mlp",), out_axes=("embed",), dtype=dtype, rngs=rngs
         )
@@ -171,6 +173,14 @@ class Prenet(nnx.Module):
         x = dropout(jax.nn.relu(self.first(frames)), self.rate, keys[0])
         x = dropout(jax.nn.relu(self.second(x)), self.rate, keys[1])
         return self.out(x)
+
+
+def speaker_layer(size: int | None, dim: int, dtype: Any, rngs: nnx.Rngs) -> Any:
+    """Makes the layer that joins a vector of size ``size``, who speaks, to those of frames; None without."""
+    if size is None:
+        return None
+    axes: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",))
+    return linear(dim + size, dim, **axes, dtype=dtype, rngs=rngs)
 
 
 class TransformerTTS(Autoregressive):
@@ -211,6 +221,7 @@ class TransformerTTS(Autoregressive):
             if config.postnet_layers
             else None
         )
+        self.speaker = speaker_layer(config.speaker_dim, dim, dtype, rngs)
         self.dropout_rate = block.dropout_rate
 
     @property
@@ -242,6 +253,7 @@ class TransformerTTS(Autoregressive):
         *,
         source_segment_ids: Int[Array, "*B S"] | None = None,
         target_segment_ids: Int[Array, "*B T"] | None = None,
+        speaker: Float[Array, "*B E"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
@@ -251,13 +263,14 @@ class TransformerTTS(Autoregressive):
           source: letters.
           target_in: groups, G = R*M, each the one before that which is predicted; the first is silence.
           source_segment_ids, target_segment_ids: 0 for padding, 1 elsewhere.
+          speaker: vectors of who speaks, for a model with a ``speaker_dim``.
           key: turns dropout on, the prenet's too.
           return_weights: return the weights [L *B N T S] of every layer's cross-attention, before dropout.
         """
         keys = split(key, 4)
         states = self.decoder.read(source=self.encode(source, source_segment_ids, keys[0]))
         x = self.prenet(target_in[..., -self.mels :], keys[1])
-        x = self._placed(x, jnp.arange(x.shape[-2]), self.frame_position_scale)
+        x = self._spoken(x, jnp.arange(x.shape[-2]), speaker)
         x, states = self.decoder(
             dropout(x, self.dropout_rate, keys[2]),
             states,
@@ -307,12 +320,14 @@ class TransformerTTS(Autoregressive):
         *,
         source: Int[Array, "B S"],
         source_segment_ids: Int[Array, "B S"] | None = None,
+        speaker: Float[Array, "B E"] | None = None,
         key: Key[Array, "*#B"] | None = None,
     ) -> CachedStates:
         """Makes decoding states that have read the letters; see ``Autoregressive``.
 
         Args:
           source, source_segment_ids: letters; padding has segment 0.
+          speaker: as in ``hidden``.
           key: turns the prenet's dropout on: one key, or one for each row [B], whose draws do not depend on
             the batch.
 
@@ -323,18 +338,30 @@ class TransformerTTS(Autoregressive):
         check_rows("source", encoded.vectors, batch)
         if key is not None and key.ndim == 0:
             key = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(batch))
-        states = self.decoder.read(source=encoded)
-        return self.decoder.prefill(states, batch, num_beams, cache_length, context=key)
+        states, context = self.decoder.read(source=encoded), {"key": key, "speaker": speaker}
+        return self.decoder.prefill(states, batch, num_beams, cache_length, context=context)
 
     def embed(self, tokens: Any, positions: Any, context: Any = None) -> Any:
-        """Computes vectors of groups [B J T G]; ``context`` are the keys of the rows, or None."""
-        frames = tokens[..., -self.mels :]
-        if context is None:
+        """Computes vectors of groups [B J T G]; ``context`` has "key" and "speaker" of each row, or None."""
+        frames, key, speaker = tokens[..., -self.mels :], context["key"], context["speaker"]
+        if key is None:
             x = self.prenet(frames)
         else:
             begun = jnp.broadcast_to(positions, (len(frames), 1, frames.shape[2]))[:, 0, 0]
-            x = jax.vmap(self.prenet)(frames, jax.vmap(jax.random.fold_in)(context, begun))
-        return self._placed(x, positions, self.frame_position_scale)
+            x = jax.vmap(self.prenet)(frames, jax.vmap(jax.random.fold_in)(key, begun))
+        return self._spoken(x, positions, None if speaker is None else speaker[:, None])
+
+    def _spoken(self, x: Array, positions: Array, speaker: Array | None) -> Array:
+        """Adds positions to what the prenet has read, and joins who speaks, [*B E]."""
+        x = self._placed(x, positions, self.frame_position_scale)
+        if speaker is None:
+            return x
+        if self.speaker is None:
+            raise ValueError("speaker is given, but this model has one speaker; leave it out.")
+        size = jnp.linalg.norm(speaker, axis=-1, keepdims=True)
+        unit = (speaker / jnp.maximum(size, 1e-12)).astype(x.dtype)[..., None, :]
+        unit = jnp.broadcast_to(unit, (*x.shape[:-1], unit.shape[-1]))
+        return jax.nn.relu(self.speaker(jnp.concatenate([x, unit], axis=-1)))
 
     def _placed(self, x: Array, positions: Array, scale: Any) -> Array:
         return x + scale[...].astype(x.dtype) * sinusoidal(positions, x.shape[-1]).astype(x.dtype)

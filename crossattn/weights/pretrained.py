@@ -36,6 +36,7 @@ _FAMILIES = {
     "llava": ["llava"],
     "pairs": ["encoder-decoder", "vision-encoder-decoder"],
     "perceiver": ["perceiver"],
+    "speecht5": ["speecht5"],
     "t5": ["mt5", "t5"],
     "trocr": ["trocr"],
     "vit": ["deit", "vit"],

@@ -255,7 +255,7 @@ class TextToSpeechTask(base.Task):
         scores = [self.score(s, e["target"]) for s, e in zip(spoken, examples, strict=True)]
         steps = np.array([len(each.weights) for each in spoken], float)
         return found | {
-            "spoken_mel": float(np.mean([score["mel"] for score in scores])),
+            "spoken_warped": float(np.mean([score["mel"] for score in scores])),
             "spoken_diagonal": float(
                 np.average([score["diagonal"] for score in scores], weights=steps)
             ),
@@ -278,7 +278,7 @@ class TextToSpeechTask(base.Task):
 
         The mean frame of the training split; the last frame again; and the recording of the most similar
         training sentence, by its letters in threes, stretched to the length for ``mel`` and warped for
-        ``spoken_mel``.
+        ``spoken_warped``.
         """
         train, examples, M = self.examples("train"), self.examples(split), self.model_config.mels
         mean = np.mean([e["target"].reshape(-1, M).mean(0) for e in train], axis=0)
@@ -296,8 +296,8 @@ class TextToSpeechTask(base.Task):
         found = {f"{name}_mel": value / frames for name, value in sums.items()}
         flat, other = np.mean(warps, axis=0)
         return found | {
-            "mean_frame_spoken_mel": float(flat),
-            "nearest_sentence_spoken_mel": float(other),
+            "mean_frame_spoken_warped": float(flat),
+            "nearest_sentence_spoken_warped": float(other),
         }
 
 

@@ -32,7 +32,7 @@ BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
     "bench.decode", "bench.images_in_text", "bench.knockouts", "bench.markup", "bench.patterns",
     "bench.plans", "bench.pronunciations", "bench.shots", "bench.stamps", "bench.translation_step",
-    "bench.whisper", "bench.word_maps", "bench.word_times",
+    "bench.understood", "bench.whisper", "bench.word_maps", "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from crossattn.data.mel import HOP, log_mel
 from crossattn.data.sources.tones import sound_of
 from crossattn.train.alignment_losses import diagonal_attention
 from experiments import train
+from experiments.bench import understood
 from experiments.tasks import make_task
 from experiments.tasks.text_to_speech import nearest, warped
 
@@ -129,14 +130,14 @@ def test_the_nearest_sentence_is_the_one_of_the_same_words():
 
 def test_a_report_scores_what_is_spoken_and_baselines_are_those_of_the_data(task, params):
     found = task.report(params, "validation", limit=3)
-    assert found["spoken_texts"] == 3 and found["spoken_mel"] > 0
+    assert found["spoken_texts"] == 3 and found["spoken_warped"] > 0
     assert 0 <= found["spoken_diagonal"] <= 1 and 0 <= found["spoken_stopped_near"] <= 1
     baselines = task.baselines("validation")
     frames = [e["target"].reshape(-1, 80) for e in task.examples("validation")]
     mean = np.mean([e["target"].reshape(-1, 80).mean(0) for e in task.examples("train")], 0)
     expected = np.concatenate([np.abs(f - mean).mean(-1) for f in frames]).mean()
     assert baselines["mean_frame_mel"] == pytest.approx(expected, rel=1e-5)
-    assert baselines["nearest_sentence_spoken_mel"] < baselines["mean_frame_spoken_mel"]
+    assert baselines["nearest_sentence_spoken_warped"] < baselines["mean_frame_spoken_warped"]
 
 
 def test_a_score_of_the_recording_itself_is_perfect(task):
@@ -201,3 +202,12 @@ def test_letters_refuse_what_they_do_not_have():
     with pytest.raises(DataError, match="each once"):
         Letters("aab")
     assert letters.prepare("abcabcabc").tolist() == [2, 3, 4, 2, 3, 4, 2, 1]
+
+
+def test_the_benchmark_hears_the_model_and_the_recordings_say_the_same_sentences(task, params):
+    texts, sounds = understood.spoken(task, params, "validation", 3)
+    assert texts == [example["source"] for example in task.examples("validation", 3)]
+    assert [*sounds] == ["the model", "recordings, same vocoder", "recordings"]
+    for text, again, own in zip(texts, *list(sounds.values())[1:], strict=True):
+        np.testing.assert_array_equal(own, sound_of(text))
+        assert len(own) <= len(again) < len(own) + 4 * HOP

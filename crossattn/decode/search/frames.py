@@ -4,6 +4,7 @@ A model of frames has ``prefill`` and ``decode_step`` as a model of tokens has. 
 frames [B J T G] and gives ((groups, logits of a stop [B J T]), states); a step reads what the last one gave.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,7 @@ def generate_frames(
     *,
     search: UntilStop,
     key: Key[Array, "*#B"] | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Groups:
     """Generates frames by a model such as ``TransformerTTS``, refined when all are there.
 
@@ -136,13 +138,13 @@ def generate_frames(
       source_segment_ids: 0 where they are padding; None is no padding.
       search: how many steps, and when to stop.
       key: turns dropout in the prenet on, one key or one for each row.
+      inputs: other inputs of ``prefill``, by name: ``{"speaker": vectors}``.
     """
     model, source = for_decoding(model), jnp.asarray(source)
     segment_ids = None if source_segment_ids is None else jnp.asarray(source_segment_ids)
     B = len(source)
-    states = model.prefill(
-        B, 1, search.max_steps, source=source, source_segment_ids=segment_ids, key=key
-    )
+    given = dict(source=source, source_segment_ids=segment_ids, key=key, **(inputs or {}))
+    states = model.prefill(B, 1, search.max_steps, **given)
     found = search(model.decode_step, states, model.first(B))
     refined = model.refine(found.groups, found.segment_ids)
     refined = jnp.where(found.segment_ids[..., None] > 0, refined, 0.0)

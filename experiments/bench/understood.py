@@ -1,0 +1,75 @@
+"""Which words a recogniser understands of what a model speaks, beside the recordings that it learns from.
+
+    python -m experiments.bench.understood runs/speak --split=test --step=best --limit=64
+
+Whisper tiny.en writes down the same sentences three times: as the model speaks them, as the recordings sound
+after the same vocoder (whose frames are the true ones), and as the recordings are. Word errors are those of
+``experiments.word_errors``, with texts normalised alike.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from crossattn.data.vocoder import sound_of
+from crossattn.train.evaluate import word_error_rate
+from crossattn.train.storage import folder
+from experiments.options import Options
+from experiments.runs import parameters
+from experiments.settings import check, saved_config
+from experiments.tasks import make_task
+from experiments.tasks.text_to_speech import TextToSpeechTask
+from experiments.transcribe import frames_of, open_whisper
+
+_ROWS = 16
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = Options(__doc__)
+    parser.add_argument("run", help="work directory of a run of text_to_speech")
+    parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
+    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument("--model", default="tiny.en", metavar="NAME", help="a Whisper; tiny.en")
+    parser.add_argument("--limit", type=int, default=64, metavar="N", help="most sentences; 64")
+    options = parser.parse_args()
+    workdir = folder(options.run)
+    config = saved_config(workdir)
+    check(config)
+    task = make_task(config, workdir / "assets")
+    if not isinstance(task, TextToSpeechTask):
+        parser.error(f"the run in {workdir} is a {config.task}; expected a text_to_speech.")
+    params = parameters(task, workdir, options.step)
+    texts, sounds = spoken(task, params, options.split, options.limit)
+    whisper = open_whisper(options.model)
+    for name, own in sounds.items():
+        heard = [each.text for each in whisper([frames_of(x, whisper) for x in own], "en")]
+        rate = word_error_rate(texts, heard)
+        print(f"{name:<28} {rate:6.1f} % of words, {len(texts)} sentences", flush=True)
+        for text, other in list(zip(texts, heard, strict=True))[:4]:
+            print(f"    {text!r}: {other.strip()!r}", flush=True)
+
+
+def spoken(
+    task: TextToSpeechTask, params: object, split: str, limit: int
+) -> tuple[Sequence[str], Mapping[str, Sequence[np.ndarray]]]:
+    """Returns sentences, and their sounds by how they are made."""
+    recordings = task.corpus.split(split)
+    recordings = [recordings[i] for i in range(min(limit, len(recordings)))]
+    texts, M = [each["text"] for each in recordings], task.model_config.mels
+    speak = task.speaker(params, _ROWS)
+    frames = [
+        each.frames
+        for start in range(0, len(texts), _ROWS)
+        for each in speak(texts[start : start + _ROWS], start)
+    ]
+    true = [example["target"].reshape(-1, M) for example in task.examples(split, len(texts))]
+    return texts, {
+        "the model": [sound_of(each) for each in frames],
+        "recordings, same vocoder": [sound_of(each) for each in true],
+        "recordings": [each["audio"] for each in recordings],
+    }
+
+
+if __name__ == "__main__":
+    main()
