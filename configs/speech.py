@@ -31,7 +31,7 @@ def get_config(arg: str = ""):
             target_len=24,
         ),
         tokenizer=dict(kind="bpe", vocab_size=600),
-        model=dict(name="whisper", mels=40, max_frames=320, transformer=hears),
+        model=dict(name="whisper", mels=40, max_frames=280, transformer=hears),
         loss=parts.cross_entropy(label_smoothing=0.1),
         optim=parts.adamw(learning_rate=2e-3, warmup_steps=200),
         train=parts.train(steps=2500, log_every=50, eval_every=500),

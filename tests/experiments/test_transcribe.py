@@ -128,6 +128,13 @@ def test_silence_says_nothing(folder, launched, tmp_path):
         assert found == (0, said, "")
 
 
+@pytest.mark.parametrize(("samples", "rate"), [(1, 16_000), (1, 8_000), (3, 192_000)])
+def test_a_sound_of_no_length_is_a_line_at_most(folder, launched, tmp_path, samples, rate):
+    soundfile.write(tmp_path / "click.wav", np.full(samples, 0.5), rate)
+    code, out, err = launched("transcribe", tmp_path / "click.wav", f"--model={folder}")
+    assert code in (0, 2) and len((out + err).splitlines()) <= 1 and "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("module", "extra", "options"),
     [("soundfile", "speech", ()), ("soxr", "speech", ()), ("matplotlib", "viz", ["--plot=a.png"])],
