@@ -130,9 +130,7 @@ def _phrase_results(task: Any, translator: Translator, split: str, limit: int) -
     return {f"phrase_{name}": value for name, value in found.items()}
 
 
-def _recipe(
-    config: Any, validation: Callable[[], Sequence[Aligned]], **methods: Sequence[str | None]
-) -> Recipe:
+def _recipe(config: Any, validation: Callable[[], Sequence[Aligned]], **methods: Any) -> Recipe:
     """Returns the recipe of the config, or the one that it asks to choose on validation pairs."""
     recipe = stated_recipe(config)
     if not config.evaluate.alignment.choose or not (pairs := validation()):
