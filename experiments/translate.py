@@ -76,11 +76,11 @@ def main(arguments: Sequence[str]) -> int:
     translator = task.translator(params, **options, **({"capture": Capture()} if marked else {}))
     if marked:
         sentences = [each.text for each in marked]
-        attended = translator.attended(sentences)
+        attended, recipe = translator.attended(sentences), markup_recipe(config)
         translations = [text for text, _ in attended]
         lines = [
-            carried(own, *each, markup_recipe(config))
-            for own, each in zip(marked, attended, strict=True)
+            carried(own, text, attention, recipe)
+            for own, (text, attention) in zip(marked, attended, strict=True)
         ]
     else:
         hypotheses = translator.best(sentences, count)

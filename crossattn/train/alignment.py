@@ -15,6 +15,10 @@ Links = Iterable[tuple[int, int]]
 Phrases = Sequence[tuple[set[int], set[int]]]
 """Words (or tokens) of the source and of the target of each phrase."""
 
+SYMMETRISE = ("none", "union", "intersection", "grow-diag", "grow-diag-final")
+PATHS = ("argmax", "viterbi", "transport")
+JUMP = 0.3
+"""The cost of a jump on a path by a word, in nats; the next word costs nothing."""
 ROW_OFFSETS = (0, 1, 2)
 """Rows of attention of a token, counted from the one that predicts it."""
 
@@ -35,23 +39,30 @@ class Recipe:
         word that the translation omits.
       symmetrise: "none" links each target word to its most attended source word; "union" and
         "intersection" combine that with each source word's most attending target word, and
-        "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003).
+        "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003);
+        "grow-diag-final" then adds links of the union for words that have none.
+      path: "argmax" links each word by itself; "viterbi" takes the likeliest path through all words, on which
+        a jump costs; "transport" takes each word's greatest part of a plan in which every word of a side
+        moves the same mass.
     """
 
     layer: int | None = -1
     head: int | None = None
     row_offset: Annotated[int, "[0, 2]"] = 0
-    symmetrise: Literal["none", "union", "intersection", "grow-diag"] = "none"
+    symmetrise: Literal["none", "union", "intersection", "grow-diag", "grow-diag-final"] = "none"
     unlinked: bool = False
     threshold: Annotated[float, "[0, 1]"] = 0.0
+    path: Literal["argmax", "viterbi", "transport"] = "argmax"
 
     def __post_init__(self):
         if self.row_offset not in ROW_OFFSETS:
             raise ValueError(f"row_offset is {self.row_offset!r}; expected 0, 1 or 2.")
-        if self.symmetrise not in ("none", "union", "intersection", "grow-diag"):
+        if self.symmetrise not in SYMMETRISE:
             raise ValueError(
-                f"symmetrise is {self.symmetrise!r}; expected none, union, intersection or grow-diag."
+                f"symmetrise is {self.symmetrise!r}; expected one of {', '.join(SYMMETRISE)}."
             )
+        if self.path not in PATHS:
+            raise ValueError(f"path is {self.path!r}; expected one of {', '.join(PATHS)}.")
 
     def __str__(self) -> str:
         head = "all heads" if self.head is None else f"head {self.head}"
@@ -59,7 +70,8 @@ class Recipe:
         alone = ", words may stay unlinked" if self.unlinked else ""
         below = f", source words below {self.threshold:g} stay so" if self.threshold else ""
         layer = "all layers" if self.layer is None else f"layer {self.layer}"
-        return f"{layer}, {head}, row offset {self.row_offset}, {joined}{alone}{below}"
+        by = "" if self.path == "argmax" else f", by {self.path}"
+        return f"{layer}, {head}, row offset {self.row_offset}, {joined}{alone}{below}{by}"
 
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
@@ -78,12 +90,16 @@ class Recipe:
         if self.unlinked:
             outside = 1.0 - matrix.sum(1, keepdims=True)
             matrix = np.where(matrix.max(1, keepdims=True) > outside, matrix, 0.0)
-        forward = {(int(s), t) for t, s in enumerate(matrix.argmax(1)) if matrix[t].any()}
+        if not matrix.any():
+            return set()
+        weights = transport(matrix) if self.path == "transport" else matrix
+        choice = viterbi if self.path == "viterbi" else lambda rows: rows.argmax(1)
+        forward = {(int(s), t) for t, s in enumerate(choice(weights)) if matrix[t].any()}
         if self.symmetrise == "none":
             return forward
         most = matrix.max(0)
         chosen = (most > 0) & (most >= self.threshold)
-        backward = {(s, int(t)) for s, t in enumerate(matrix.argmax(0)) if chosen[s]}
+        backward = {(s, int(t)) for s, t in enumerate(choice(weights.T)) if chosen[s]}
         return symmetrised(forward, backward, self.symmetrise)
 
 
@@ -106,6 +122,47 @@ def word_weights(
     return (rows.T @ weights @ columns) / tokens[:, None]
 
 
+def viterbi(
+    matrix: Float[np.ndarray, "rows columns"], jump: float = JUMP
+) -> Int[np.ndarray, " rows"]:
+    """Returns the column of each row on the path of the greatest sum of log weights less costs of jumps.
+
+    A step from column i to column j costs ``jump * |j - i - 1|``. Rows of zeros leave the path as it is.
+    Source: Vogel, Ney and Tillmann 1996, "HMM-based word alignment in statistical translation".
+    """
+    scores = np.log(np.maximum(matrix, 1e-9))
+    scores[~matrix.any(1)] = 0.0
+    columns = np.arange(matrix.shape[1])
+    costs = jump * np.abs(columns - columns[:, None] - 1)  # [from, to]
+    total, back = scores[0], []
+    for row in scores[1:]:
+        reached = total[:, None] - costs
+        back.append(reached.argmax(0))
+        total = reached.max(0) + row
+    path = [int(total.argmax())]
+    for came in reversed(back):
+        path.append(int(came[path[-1]]))
+    return np.array(path[::-1])
+
+
+def transport(
+    matrix: Float[np.ndarray, "rows columns"], rounds: int = 50
+) -> Float[np.ndarray, "rows columns"]:
+    """Returns the plan that moves the same mass from every row and to every column, nearest to the weights.
+
+    It is nearest in relative entropy, by Sinkhorn's rounds. Rows and columns of zeros move nothing.
+    Source: Cuturi 2013, with costs of minus log weights and a temperature of 1.
+    """
+    plan = np.asarray(matrix, np.float64)
+    # Without a little everywhere there may be no such plan.
+    plan = np.where(plan.any(1, keepdims=True) & plan.any(0), np.maximum(plan, 1e-9), 0.0)
+    rows, columns = plan.any(1), plan.any(0)
+    for _ in range(rounds):
+        plan = plan / np.maximum(plan.sum(1, keepdims=True), 1e-300) / max(rows.sum(), 1)
+        plan = plan / np.maximum(plan.sum(0), 1e-300) / max(columns.sum(), 1)
+    return plan
+
+
 def symmetrised(forward: Links, backward: Links, method: str) -> set[tuple[int, int]]:
     """Combines the links of two directions. Source: Koehn, Och and Marcu 2003; Och and Ney 2003."""
     forward, backward = set(forward), set(backward)
@@ -124,6 +181,12 @@ def symmetrised(forward: Links, backward: Links, method: str) -> set[tuple[int, 
             if new in union and new not in grown and not all(linked):
                 grown.add(new)
                 frontier.append(new)
+    if method == "grow-diag-final":
+        for own in (forward, backward):
+            for source, target in sorted(own - grown):
+                linked = any(s == source for s, _ in grown), any(t == target for _, t in grown)
+                if not all(linked):
+                    grown.add((source, target))
     return grown
 
 

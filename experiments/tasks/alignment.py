@@ -9,7 +9,9 @@ import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
 from crossattn.train.alignment import (
+    PATHS,
     ROW_OFFSETS,
+    SYMMETRISE,
     Phrases,
     Recipe,
     alignment_scores,
@@ -115,7 +117,11 @@ def _phrase_results(task: Any, translator: Translator, split: str, limit: int) -
     if not pairs:
         return {}
     recipe = _recipe(
-        task.config, lambda: phrased_pairs(translator, task.examples("validation"), limit)
+        task.config,
+        lambda: phrased_pairs(translator, task.examples("validation"), limit),
+        symmetrise=SYMMETRISE,
+        paths=PATHS,
+        also=(None,),
     )
     links, phrases = [pair.links(recipe) for pair in pairs], [pair.phrases for pair in pairs]
     interval = aer_interval(pairs, recipe)
@@ -124,12 +130,12 @@ def _phrase_results(task: Any, translator: Translator, split: str, limit: int) -
     return {f"phrase_{name}": value for name, value in found.items()}
 
 
-def _recipe(config: Any, validation: Callable[[], Sequence[Aligned]]) -> Recipe:
+def _recipe(config: Any, validation: Callable[[], Sequence[Aligned]], **methods: Any) -> Recipe:
     """Returns the recipe of the config, or the one that it asks to choose on validation pairs."""
     recipe = stated_recipe(config)
     if not config.evaluate.alignment.choose or not (pairs := validation()):
         return recipe
-    return choose_recipe(pairs, [recipe] if _taught(config) else None)[0]
+    return choose_recipe(pairs, [recipe] if _taught(config) else None, **methods)[0]
 
 
 def stated_recipe(config: Any) -> Recipe:
@@ -212,25 +218,29 @@ def choose_recipe(
     pairs: Sequence[Aligned],
     recipes: Iterable[Recipe] | None = None,
     symmetrise: Sequence[str] = ("none", "grow-diag"),
+    paths: Sequence[str] = ("argmax",),
+    also: Sequence[None] = (),
 ) -> tuple[Recipe, float]:
     """Returns the recipe with the lowest AER on validation pairs, and its AER.
 
     Args:
       pairs: the validation pairs.
       recipes: layers, heads and rows to choose from; None is all. They link every word at first.
-      symmetrise: methods to choose from.
+      symmetrise, paths: methods to choose from.
+      also: (None,) offers the mean of all layers beside each.
     """
     layers, heads = pairs[0].attention.weights.shape[:2]
     if recipes is None:
-        places = itertools.product(range(layers), (None, *range(heads)), ROW_OFFSETS)
+        numbers = (*range(layers), *also)
+        places = itertools.product(numbers, (None, *range(heads)), ROW_OFFSETS)
         recipes = [Recipe(*place) for place in places]
     best = (Recipe(), float("inf"))
     for recipe in recipes:
         best = _better(best, recipe, pairs)
     for unlinked in (False, True):
         best = _better(best, replace(best[0], unlinked=unlinked), pairs)
-    for method in symmetrise:
-        best = _better(best, replace(best[0], symmetrise=method), pairs)
+    for method, path in itertools.product(symmetrise, paths):
+        best = _better(best, replace(best[0], symmetrise=method, path=path), pairs)
     if best[0].symmetrise != "none":
         for threshold in _THRESHOLDS:
             best = _better(best, replace(best[0], threshold=threshold), pairs)

@@ -1,5 +1,6 @@
-"""Baselines of translation and alignment that count words: IBM model 1, and the diagonal."""
+"""Baselines of translation and alignment that count words: IBM model 1, an HMM, and the diagonal."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +9,14 @@ import numpy as np
 
 from crossattn.data.words import word_spans
 from crossattn.train.alignment import alignment_scores, symmetrised
+from experiments.tasks import hmm
 
 Example = dict[str, Any]
 Pair = tuple[list[str], list[str]]
 Links = set[tuple[int, int]]
 
 _ROUNDS = 10
+_THRESHOLDS, _REACHES = (0.1, 0.2, 0.3, 0.4), (0, 1, 2, 3)
 _METHODS = ("none", "intersection", "union", "grow-diag")
 
 
@@ -88,10 +91,11 @@ def word_by_word(train: Sequence[Example], examples: Sequence[Example]) -> list[
 
 
 def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -> dict[str, float]:
-    """Returns AER of the diagonal and of model 1 against the gold links of a split, as NAME_aer.
+    """Returns AER of the diagonal, of model 1 and of an HMM against the gold links of a split, as NAME_aer.
 
-    How links of model 1 in two directions are joined is chosen on validation. ``examples`` gives those of a
-    split by its name.
+    How links of model 1 in two directions are joined is chosen on validation, and so is how those of the HMM
+    are read, which learns from the texts of these splits as well. ``examples`` gives those of a split by its
+    name.
     """
     train, scored, validation = (list(examples(name)) for name in ("train", split, "validation"))
     pairs = [_words(example) for example in train]
@@ -104,7 +108,23 @@ def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -
     return {
         "diagonal_aer": _aer([diagonal(_words(example)) for example in scored], scored),
         "ibm_model_1_aer": _aer(linked(scored, best), scored),
+        "hmm_aer": _hmm_aer(pairs, validation, scored),
     }
+
+
+def _hmm_aer(
+    train: Sequence[Pair], validation: Sequence[Example], scored: Sequence[Example]
+) -> float:
+    held_out = [_words(example) for example in (*validation, *scored)]
+    found = list(zip(hmm.align([*train, *held_out])[len(train) :], held_out, strict=True))
+    chosen, other = found[: len(validation)], found[len(validation) :]
+
+    def aer(own: Sequence[Any], examples: Sequence[Example], reading: tuple[float, int]) -> float:
+        return _aer([hmm.links(posteriors, pair, *reading) for posteriors, pair in own], examples)
+
+    readings = itertools.product(_THRESHOLDS, _REACHES)
+    best = min(readings, key=lambda reading: aer(chosen, validation, reading))
+    return aer(other, scored, best)
 
 
 def _turned(pair: Pair) -> Pair:

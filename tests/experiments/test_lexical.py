@@ -62,6 +62,7 @@ def test_model_1_aligns_the_phrases_that_the_diagonal_does_not():
 
     found = lexical.alignment_errors(examples, "test")
     assert found["ibm_model_1_aer"] < 40 < found["diagonal_aer"] < 90
+    assert 0 < found["hmm_aer"] < 40
 
 
 def test_words_of_known_words_are_written_in_the_order_of_the_source():

@@ -1,5 +1,6 @@
 """Alignment scores against numbers worked out by hand, joining against a second implementation."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from crossattn.train.alignment import (
     phrase_counts,
     phrase_scores,
     symmetrised,
+    transport,
+    viterbi,
     word_weights,
 )
 
@@ -123,11 +126,65 @@ def test_growing_takes_neighbours_of_words_that_have_no_link_yet():
     assert symmetrised(both | {near, full}, both | {far}, "grow-diag") == both | {near}
 
 
+def test_final_links_words_that_have_none():
+    """(0, 1) is of two words that are linked, (2, 3) of two that are not, (0, 4) of one that is not."""
+    both, more = {(0, 0), (1, 1)}, {(0, 1), (3, 5), (0, 4)}
+    assert symmetrised(both | more, both, "grow-diag") == both
+    assert symmetrised(both | more, both, "grow-diag-final") == both | {(3, 5), (0, 4)}
+
+
+def test_the_path_is_the_best_of_all_paths():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        matrix, jump = random.dirichlet(np.ones(3), 4), float(random.uniform(0, 1))
+
+        def worth(path, matrix=matrix, jump=jump):
+            steps = zip(path, path[1:], strict=False)
+            emitted = sum(np.log(matrix[row, column]) for row, column in enumerate(path))
+            return emitted - jump * sum(abs(j - i - 1) for i, j in steps)
+
+        best = max(itertools.product(range(3), repeat=4), key=worth)
+        assert viterbi(matrix, jump).tolist() == list(best)
+    assert viterbi(MATRIX, 0.0).tolist() == MATRIX.argmax(1).tolist()
+    assert viterbi(np.array([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), 1.0).tolist()[::2] == [0, 2]
+
+
+def test_a_plan_moves_the_same_mass_from_every_word_and_keeps_ratios():
+    matrix = np.random.default_rng(0).dirichlet(np.ones(4), 3)
+    plan = transport(matrix)
+    np.testing.assert_allclose(plan.sum(1), 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(plan.sum(0), 1 / 4, rtol=1e-6)
+    # Scaling of rows and columns keeps every ratio of ratios.
+    ratios = [m[0, 0] * m[1:, 1:] / (m[0, 1:] * m[1:, :1]) for m in (matrix, plan)]
+    np.testing.assert_allclose(*ratios, rtol=1e-6)
+    empty = transport(np.array([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [3.0, 0.0, 1.0]]))
+    np.testing.assert_allclose(empty.sum(1), [0.5, 0, 0.5], rtol=1e-6)
+    assert not empty[:, 1].any()
+    assert transport(np.zeros((2, 3))).tolist() == np.zeros((2, 3)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "links"),
+    [
+        ("argmax", {(0, 0), (0, 1), (0, 2)}),  # all read the first word, which says most
+        ("transport", {(0, 0), (1, 1), (2, 2)}),
+        ("viterbi", {(0, 0), (1, 1), (2, 2)}),
+    ],
+)
+def test_paths_and_plans_link_words_that_none_reads_most(path, links):
+    matrix = np.array([[0.8, 0.1, 0.1], [0.5, 0.4, 0.1], [0.5, 0.1, 0.4]])
+    assert Recipe(path=path).links(matrix) == links
+    assert Recipe(path=path).links(np.zeros((2, 2))) == set()
+    assert str(Recipe(path=path)).endswith("" if path == "argmax" else f", by {path}")
+
+
 def test_a_recipe_that_there_is_none_of_is_refused(in_production):
     with pytest.raises(ValueError, match="row_offset is 3"):
         Recipe(row_offset=3)
     with pytest.raises(ValueError, match="symmetrise is 'both'"):
         Recipe(symmetrise="both")
+    with pytest.raises(ValueError, match="path is 'straight'; expected one of argmax, viterbi"):
+        Recipe(path="straight")
 
 
 def test_a_recipe_reads_as_a_sentence():

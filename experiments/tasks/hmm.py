@@ -1,0 +1,144 @@
+"""Word alignment without attention: a hidden Markov model in each direction, trained to agree.
+
+A target word is written by a source word, or by the empty word, and the source position moves by a jump
+from word to word (Vogel, Ney and Tillmann 1996). Both directions learn from the product of their posteriors
+(Liang, Taskar and Klein 2006, "Alignment by agreement"). Words count by their first letters, without case and
+accents, since an inflected language has few of each form.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Pair = tuple[Sequence[str], Sequence[str]]
+Posteriors = tuple[Float[np.ndarray, "T S"], Float[np.ndarray, "S T"]]
+
+LETTERS, ROUNDS, EMPTY, FURTHEST = 5, 3, 0.1, 60
+"""Letters of a word that count, rounds of training of each model, share of the empty word, longest jump."""
+
+
+def stem(word: str) -> str:
+    """Returns the first letters of a word, without case and accents."""
+    letters = unicodedata.normalize("NFD", word.casefold())
+    return "".join(each for each in letters if not unicodedata.combining(each))[:LETTERS]
+
+
+def posteriors(
+    emissions: Float[np.ndarray, "T own"], jumps: Float[np.ndarray, " jumps"]
+) -> Float[np.ndarray, "T S"]:
+    """Returns the probability that each target word is written by each source word, [T S].
+
+    Args:
+      emissions: probabilities of the target words given the empty word, then given each source word.
+      jumps: weights of jumps by -FURTHEST to FURTHEST positions; farther ones count as these.
+    """
+    empty, own = emissions[:, 0], emissions[:, 1:]
+    T, S = own.shape
+    moves = jumps[_distances(S)]
+    moves = (1.0 - EMPTY) * moves / moves.sum(1, keepdims=True)
+    # The empty word keeps the position, so that a state is a position and whether it wrote the word.
+    wrote, kept, scales = np.zeros((T, S)), np.zeros((T, S)), np.ones(T)
+    at = np.full(S, 1.0 / S)
+    for t in range(T):
+        wrote[t] = (at @ moves if t else at * (1.0 - EMPTY)) * own[t]
+        kept[t] = at * EMPTY * empty[t]
+        scales[t] = max((wrote[t] + kept[t]).sum(), 1e-300)
+        wrote[t], kept[t] = wrote[t] / scales[t], kept[t] / scales[t]
+        at = wrote[t] + kept[t]
+    after = np.ones((T, S))
+    for t in range(T - 1, 0, -1):
+        after[t - 1] = moves @ (own[t] * after[t]) + EMPTY * empty[t] * after[t]
+        after[t - 1] /= scales[t]
+    every = ((wrote + kept) * after).sum(1, keepdims=True)
+    return wrote * after / np.maximum(every, 1e-300)
+
+
+def _distances(S: int) -> Int[np.ndarray, "S S"]:
+    places = np.arange(S)
+    return np.clip(places - places[:, None], -FURTHEST, FURTHEST) + FURTHEST
+
+
+@dataclass
+class _Direction:
+    """Probabilities of the pairs of words that occur together, and weights of jumps.
+
+    Attributes:
+      kinds: for each sentence pair the number of each (target word, source word), [T, 1 + S].
+      source_of: the source word of each number.
+      p: its probability.
+    """
+
+    kinds: list[np.ndarray]
+    source_of: np.ndarray
+    p: np.ndarray
+    jumps: np.ndarray
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> "_Direction":
+        sources, targets, keys = {"": 0}, {}, []
+        for source, target in pairs:
+            s = np.array([0, *(sources.setdefault(w, len(sources)) for w in source)], np.int64)
+            t = np.array([targets.setdefault(w, len(targets)) for w in target], np.int64)
+            keys.append((s << 32) + t[:, None])
+        known, numbers = np.unique(np.concatenate([x.ravel() for x in keys]), return_inverse=True)
+        ends = np.cumsum([x.size for x in keys])[:-1]
+        kinds = [n.reshape(x.shape) for n, x in zip(np.split(numbers, ends), keys, strict=True)]
+        jumps = np.exp(-0.3 * np.abs(np.arange(-FURTHEST, FURTHEST + 1) - 1))
+        found = cls(kinds, known >> 32, np.ones(len(known)), jumps)
+        for _ in range(5):  # model 1
+            found.learn([found.p[n] / found.p[n].sum(1, keepdims=True) for n in kinds])
+        return found
+
+    def learn(self, shares: Sequence[np.ndarray]) -> None:
+        """Sets the probabilities from the shares [T, 1 + S] of each sentence pair."""
+        flat = np.concatenate([x.ravel() for x in self.kinds])
+        counts = np.bincount(flat, np.concatenate([x.ravel() for x in shares]), len(self.p))
+        totals = np.bincount(self.source_of, counts)[self.source_of]
+        self.p = counts / np.maximum(totals, 1e-300)
+
+    def read(self) -> list[np.ndarray]:
+        return [posteriors(self.p[n], self.jumps) for n in self.kinds]
+
+    def learn_links(self, links: Sequence[np.ndarray]) -> None:
+        """Sets probabilities and jumps from posteriors [T S]; what they lack of 1 is of the empty word."""
+        empty = [np.maximum(1.0 - x.sum(1, keepdims=True), 0.0) for x in links]
+        self.learn([np.concatenate(each, 1) for each in zip(empty, links, strict=True)])
+        jumps = np.zeros_like(self.jumps)
+        for x in links:
+            np.add.at(jumps, _distances(x.shape[1]), x[:-1].T @ x[1:])
+        self.jumps = jumps + 1e-3 * jumps.sum() / len(jumps) + 1e-9
+
+
+def align(pairs: Sequence[Pair], rounds: int = ROUNDS) -> list[Posteriors]:
+    """Returns the posteriors of both directions for each pair of words, learnt from the pairs alone."""
+    stems = [([stem(w) for w in source], [stem(w) for w in target]) for source, target in pairs]
+    there, back = _Direction.of(stems), _Direction.of([(t, s) for s, t in stems])
+    for _ in range(rounds):
+        agreed = [x * y.T for x, y in zip(there.read(), back.read(), strict=True)]
+        there.learn_links(agreed)
+        back.learn_links([x.T for x in agreed])
+    return list(zip(there.read(), back.read(), strict=True))
+
+
+def links(found: Posteriors, pair: Pair, threshold: float, reach: int = 0) -> set[tuple[int, int]]:
+    """Returns links (source, target) whose two posteriors have a geometric mean above a threshold.
+
+    Args:
+      found: the posteriors of the pair.
+      pair: its words.
+      threshold: of the mean.
+      reach: a target word with letters and no link takes those of the next word that has one, if that is at
+        most so many words on: articles and prepositions go with their noun.
+    """
+    target, source = np.nonzero(np.sqrt(found[0] * found[1].T) > threshold)
+    sure = {(int(s), int(t)) for s, t in zip(source, target, strict=True)}
+    linked = {t for _, t in sure}
+    more = set()
+    for t, word in enumerate(pair[1]):
+        if t not in linked and any(map(str.isalnum, word)):
+            next_ = next((u for u in range(t + 1, t + reach + 1) if u in linked), None)
+            more |= {(s, t) for s, u in sure if u == next_}
+    return sure | more

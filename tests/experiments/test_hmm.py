@@ -1,0 +1,76 @@
+"""The hidden Markov model of alignment: posteriors by definition, agreement, words without links."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from experiments.tasks import hmm
+
+RANDOM = np.random.default_rng(0)
+JUMPS = RANDOM.uniform(0.1, 1.0, 2 * hmm.FURTHEST + 1)
+
+
+def by_definition(emissions, jumps):
+    """The probability of each link: sums over every path of positions and choice of the empty word."""
+    T, S = emissions.shape[0], emissions.shape[1] - 1
+    table, total = np.zeros((T, S)), 0.0
+    for written in itertools.product([None, *range(S)], repeat=T):
+        for start in range(S):
+            at, chance = start, 1.0 / S
+            for t, s in enumerate(written):
+                if s is None:
+                    chance *= hmm.EMPTY * emissions[t, 0]
+                    continue
+                if t:
+                    weights = np.array([jumps[r - at + hmm.FURTHEST] for r in range(S)])
+                    chance *= weights[s] / weights.sum()
+                elif s != start:
+                    chance = 0.0
+                chance *= (1 - hmm.EMPTY) * emissions[t, 1 + s]
+                at = s
+            total += chance
+            for t, s in enumerate(written):
+                if s is not None:
+                    table[t, s] += chance
+    return table / total
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 3), (3, 2), (4, 3)])
+def test_posteriors_have_the_probabilities_of_their_definition(T, S):
+    emissions = RANDOM.uniform(0.01, 1.0, (T, S + 1))
+    np.testing.assert_allclose(
+        hmm.posteriors(emissions, JUMPS), by_definition(emissions, JUMPS), rtol=1e-9
+    )
+
+
+def test_words_that_nothing_writes_have_no_posterior_and_no_nan():
+    emissions = np.zeros((3, 3))
+    emissions[[0, 2], 1:] = 0.5
+    found = hmm.posteriors(emissions, JUMPS)
+    assert np.isfinite(found).all()
+
+
+def test_directions_that_agree_align_words_that_change_places():
+    nouns, adjectives = ("chat", "chien", "oiseau"), ("noir", "petit", "vert")
+    english = dict(
+        zip((*nouns, *adjectives), ("cat", "dog", "bird", "black", "small", "green"), strict=True)
+    )
+    pairs = [(["le", n, a], ["the", english[a], english[n]]) for n in nouns for a in adjectives]
+    for pair, found in zip(pairs, hmm.align(pairs), strict=True):
+        assert hmm.links(found, pair, 0.3) == {(0, 0), (2, 1), (1, 2)}
+
+
+def test_words_count_by_their_first_letters():
+    assert hmm.stem("Λόγος") == hmm.stem("λογοσ") and hmm.stem("ἀνθρώπων") == hmm.stem("ἄνθρωπος")
+    assert hmm.stem("Word") != hmm.stem("was")
+
+
+def test_a_word_without_a_link_takes_that_of_the_next_word():
+    pair = (["λόγος"], ["in", "the", "word", ",", "was"])
+    there = np.array([[0.0], [0.1], [0.9], [0.0], [0.0]])
+    found = there, there.T
+    assert hmm.links(found, pair, 0.3) == {(0, 2)}
+    assert hmm.links(found, pair, 0.3, reach=1) == {(0, 1), (0, 2)}
+    assert hmm.links(found, pair, 0.3, reach=2) == {(0, 0), (0, 1), (0, 2)}
+    assert hmm.links(found, pair, 0.05, reach=0) == {(0, 1), (0, 2)}
