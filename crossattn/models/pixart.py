@@ -13,7 +13,7 @@ has processes, samplers and guidance. Without words (``segment_ids`` 0) attentio
 output and nothing else, which is the unconditional model.
 
 PixArt shares W, V and U between its blocks, which then differ in their biases alone (adaLN-single); here each
-has its own, as in DiT. ``tests/models/test_pixart.py`` holds a block of it to that of ``diffusers``.
+has its own, as in DiT, of which the former are a special case.
 
 Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", sections 3.2 and 3.3 (DiT); the
 cross-attention to words, Chen et al. 2023, "PixArt-alpha: Fast Training of Diffusion Transformer for
