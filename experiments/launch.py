@@ -35,6 +35,9 @@ WORKDIR = flags.DEFINE_string(
     "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME.",
 )
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
+GALLERY = flags.DEFINE_string(
+    "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
+)
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
     False,
