@@ -203,3 +203,15 @@ def test_sizes_that_do_not_fit_are_refused():
         PixArt(replace(TINY, patch_size=4), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"image is \(3, 4, 4, 3\); expected"):
         bound()(**{**GIVEN, "image": GIVEN["image"][:, :, :4]})
+
+
+def test_places_of_patches_begin_as_sinusoids_of_row_and_column():
+    """Beside patches of noise, smaller ones are lost: attention would not find the neighbours of a patch."""
+    found = pixart.sinusoids_of((2, 3), 12)
+    rows, columns = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
+    for at, own in ((rows, found[:, :6]), (columns, found[:, 6:])):
+        angles = at[:, None] / 100 ** (np.arange(3) / 3)
+        expected = np.concatenate([np.sin(angles), np.cos(angles)], -1)
+        np.testing.assert_allclose(own, expected, atol=1e-6)
+    table = xa.init(build, jax.random.key(0))["patches"]["positions"]["table"]
+    np.testing.assert_array_equal(table, pixart.sinusoids_of((2, 3), TINY.block.dim))
