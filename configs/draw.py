@@ -34,7 +34,7 @@ def get_config(arg: str = ""):
         ),
         loss=dict(process="ddpm" if noise else "flow", unread=0.1),
         optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.01),
-        train=parts.train(steps=5000, ema_decay=0.998, log_every=50, eval_every=1000),
+        train=parts.train(steps=4000, ema_decay=0.998, log_every=50, eval_every=1000),
         checkpoint=parts.checkpoint(every=1000),
         evaluate=dict(
             examples=100,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from crossattn import viz
 from experiments import inputs, launch
@@ -26,10 +25,16 @@ from experiments.tasks.captioning import CaptioningTask
 from experiments.tasks.interleaved import InterleavedTask
 from experiments.transcribe import LANGUAGE
 
-_GALLERY = flags.DEFINE_string(
-    "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
+FLAGS = (
+    launch.CONFIG,
+    launch.WORKDIR,
+    STEP,
+    MEMBER,
+    LANGUAGE,
+    NUM_BEAMS,
+    launch.PLOT,
+    launch.GALLERY,
 )
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     launch.need("PIL", install="crossattn[images]")
     launch.keep_compiled()
-    drawing, page = launch.picture(), launch.picture(_GALLERY)
+    drawing, page = launch.picture(), launch.picture(launch.GALLERY)
     _, task, params = open_run(CaptioningTask, InterleavedTask)
     prompt = np.array([task.prompt_in(_language(task, LANGUAGE.value))], np.int32)
     writer, weights = task.writer(params, NUM_BEAMS.value), task.read_weights(params)

@@ -3,11 +3,13 @@
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --guidance=5 --seed=3
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --plot=growth.png
+    python -m experiments.draw --workdir=runs/draw "a red circle" "a blue frame" --out=x.png --gallery=all.png
 
 A text a picture, in files with their numbers if there are several. ``--guidance`` 0 ignores the text, 1
 follows it and more exaggerates it. ``--plot`` draws the picture as it comes out of noise, with the attention
-of its patches to each word. Scenes of shapes are read back from the pixels. A text with words that the run
-has never read is refused; of several texts it does not stop the others, and the exit code is then 1.
+of its patches to each word, ``--gallery`` all pictures with their texts. Scenes of shapes are read back from
+the pixels. A text with words that the run has never read is refused; of several texts it does not stop the
+others, and the exit code is then 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +38,7 @@ _SAMPLING_STEPS = flags.DEFINE_integer(
 )
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.OUT, _GUIDANCE, _SAMPLER, _SAMPLING_STEPS, SEED,
-    launch.PLOT,
+    launch.PLOT, launch.GALLERY,
 )  # fmt: skip
 _SHOWN = 256  # pixels of the longer side of a file, at least
 _COLUMNS = 7  # steps of a plot
@@ -48,23 +50,26 @@ def main(arguments: Sequence[str]) -> int:
             'got no text; name some: python -m experiments.draw --workdir=RUN "a red circle" --out=x.png'
         )
     launch.need("PIL", install="crossattn[images]")
-    out, drawing = _file(), launch.picture()
+    out, drawing, page = _file(), launch.picture(), launch.picture(launch.GALLERY)
     launch.keep_compiled()
     _, task, params = open_run(TextToImageTask)
     chosen = dict(guidance=_GUIDANCE.value, sampler=_SAMPLER.value, steps=_SAMPLING_STEPS.value)
     task.check_sampler(_SAMPLER.value)
     draw = task.drawer(params, **chosen, return_path=drawing is not None)
-    code = 0
+    code, shown = 0, []
     for number, text in enumerate(arguments, start=1):
         ending = "" if len(arguments) == 1 else f"-{number}"
         try:
             plot = None if drawing is None else _numbered(drawing, ending)
-            _draw(task, draw, text, _numbered(out, ending), plot)
+            shown.append(_draw(task, draw, text, _numbered(out, ending), plot))
         except DataError as error:
             if not ending:
                 raise
             launch.complain(error)
             code = 1
+    if page is not None and shown:
+        images, texts = zip(*shown, strict=True)
+        viz.save(viz.captions(images, texts), page)
     return code
 
 
@@ -83,19 +88,24 @@ def _numbered(path: Path, ending: str) -> Path:
     return path.with_stem(path.stem + ending)
 
 
-def _draw(task: Any, draw: Callable[..., Any], text: str, out: Path, drawing: Path | None) -> None:
-    """Draws a picture of a text, and perhaps how it came out of noise."""
+def _draw(
+    task: Any, draw: Callable[..., Any], text: str, out: Path, drawing: Path | None
+) -> tuple[np.ndarray, str]:
+    """Draws a picture of a text, and perhaps how it came out of noise; returns its pixels and its line."""
     from PIL import Image
 
     task.refuse_unknown(text)
     found = draw([text], SEED.value)
     x = pixels(found if drawing is None else found[0])[0]
     scale = max(1, -(-_SHOWN // max(x.shape[:2])))
-    Image.fromarray(x.repeat(scale, 0).repeat(scale, 1)).save(out)
-    seen = " and ".join(_said(thing) for thing in scenes.read(x)) if task.reads_back else ""
-    print(f"{out}: {text}{f', read back as {seen}' if seen else ''}", flush=True)
+    large = x.repeat(scale, 0).repeat(scale, 1)
+    Image.fromarray(large).save(out)
+    seen = " and ".join(map(_said, scenes.read(x))) if task.reads_back else ""
+    line = f"{text}, read back as {seen}" if seen else text
+    print(f"{out}: {line}", flush=True)
     if drawing is not None:
         viz.save(_growth(task, text, *found), drawing)
+    return large / 255, line
 
 
 def _said(thing: scenes.Thing) -> str:

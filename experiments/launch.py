@@ -38,6 +38,9 @@ OUT = flags.DEFINE_string(
     "out", None, "Write the sound or the picture into this .wav or .png file."
 )
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
+GALLERY = flags.DEFINE_string(
+    "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
+)
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
     False,

@@ -13,7 +13,7 @@ has processes, samplers and guidance. Without words (``segment_ids`` 0) attentio
 output and nothing else, which is the unconditional model.
 
 PixArt shares W, V and U between its blocks, which then differ in their biases alone (adaLN-single); here each
-has its own, as in DiT. ``tests/models/test_pixart.py`` holds a block of it to that of ``diffusers``.
+has its own, as in DiT, of which the former are a special case.
 
 Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", sections 3.2 and 3.3 (DiT); the
 cross-attention to words, Chen et al. 2023, "PixArt-alpha: Fast Training of Diffusion Transformer for
@@ -44,6 +44,7 @@ from crossattn.ops.positions import sinusoidal
 from crossattn.types import Array, Count, Float, Int, Key
 
 _TIMES = 1000  # that the sinusoids tell apart, between 0 and 1
+_LONGEST = 100.0  # 2 pi times this is the longest period of the places of patches
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class PixArt(nnx.Module):
         self.patches = PatchEmbedding(
             config.image_size, side, config.channels, D, class_token=False, **options
         )
+        places = self.patches.positions.table
+        places.set_value(sinusoids_of(self.patches.grid_size, D).astype(places.get_value().dtype))
         self.time = FeedForward(D, D, "silu", **options)
         build = lambda rngs: reading_block(plain, rngs)  # noqa: E731
         self.stack = Stack(build, config.layers, scan=config.scan, remat=config.remat, rngs=rngs)
@@ -214,6 +217,16 @@ def reading_block(shape: BlockConfig, rngs: nnx.Rngs) -> Block:
         cross=replace(cross, residual=Added(shape.dropout_rate)),
         feedforward=timed.feedforward(rngs),
     )
+
+
+def sinusoids_of(grid: Size, dim: int) -> Float[Array, "P D"]:
+    """Returns sinusoids of the rows of a grid of patches beside those of its columns.
+
+    Learnt positions begin with them: smaller ones are lost beside patches of noise.
+    """
+    rows, columns = jnp.indices(grid).reshape(2, -1)
+    halves = (rows, dim // 2), (columns, dim - dim // 2)
+    return jnp.concatenate([sinusoidal(at, size, _LONGEST) for at, size in halves], axis=-1)
 
 
 class Added(Residual):

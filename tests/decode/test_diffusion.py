@@ -74,8 +74,8 @@ def test_the_rates_are_those_of_the_papers_and_noise_is_added_by_them(process):
 
 
 def numpy_ddim(process, x, steps, eta, drawn, clip=None):
-    """Song et al. 2021, equations 12 and 16, as they stand there, in float64."""
-    times = np.linspace(1, 0, steps + 1)
+    """Song et al. 2021, equations 12 and 16, in float64: x before each step and at the end."""
+    times, path = np.linspace(1, 0, steps + 1), [x]
     for i, (time, until) in enumerate(zip(times[:-1], times[1:], strict=True)):
         (a, s), (b, _) = rates(process, time), rates(process, until)
         eps = best(process, x, time)
@@ -85,7 +85,8 @@ def numpy_ddim(process, x, steps, eta, drawn, clip=None):
             eps = (x - a * data) / s
         new = eta * np.sqrt((1 - b**2) / (1 - a**2)) * np.sqrt(1 - a**2 / b**2)
         x = b * data + np.sqrt(1 - b**2 - new**2) * eps + new * drawn[i]
-    return x
+        path.append(x)
+    return np.stack(path)
 
 
 @pytest.mark.parametrize(("eta", "clip"), [(0.0, None), (0.0, 1.0), (0.5, None), (1.0, None)])
@@ -95,8 +96,10 @@ def test_ddim_takes_the_steps_of_the_paper(eta, clip):
     drawn = [np.asarray(jax.random.normal(k, x.shape)) for k in jax.random.split(key, steps)]
     expected = numpy_ddim(process, x, steps, eta, drawn, clip)
     way = DDIM(steps, eta=eta, clip=clip)
-    call = jax.jit(lambda x, key: sample(predict(process), x, key, process=process, sampler=way))
-    np.testing.assert_allclose(call(jnp.asarray(x, jnp.float32), key), expected, atol=2e-3)
+    given = dict(process=process, sampler=way, return_path=True)
+    call = jax.jit(lambda x, key: sample(predict(process), x, key, **given))
+    found, path, _ = call(jnp.asarray(x, jnp.float32), key)
+    np.testing.assert_allclose([*path, found], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,10 @@ def test_a_picture_and_its_growth_are_drawn(workdir, launched, tmp_path):
 
 def test_several_texts_are_numbered_and_a_wrong_one_stops_no_other(workdir, launched, tmp_path):
     texts = ("a red circle", "a giraffe", "A blue frame")
-    code, said, err = launched("draw", f"--workdir={workdir}", *texts, f"--out={tmp_path}/x.png")
+    files = (f"--out={tmp_path}/x.png", f"--gallery={tmp_path}/all.png")
+    code, said, err = launched("draw", f"--workdir={workdir}", *texts, *files)
     assert code == 1 and err.count("\n") == 1 and "'giraffe'" in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x-1.png", "x-3.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.png", "x-1.png", "x-3.png"]
     assert said.count("\n") == 2
 
 

@@ -1,4 +1,4 @@
-"""A PixArt reads words that modulate nothing, and a time that modulates all."""
+"""A PixArt is its equations in numpy: patches read words, and the time modulates all else."""
 
 import functools
 from dataclasses import replace
@@ -34,6 +34,90 @@ def bound():
 @jax.jit
 def call(params, **given):
     return xa.apply(build, params, **given)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def dense(p, x):
+    return np.tensordot(x, p["kernel"].astype(np.float64), 1) + p["bias"]
+
+
+def modulated(vectors, x):
+    """n(x, c) of a shift and a scale [B D]; LN has its own scale and bias, here those of ``vectors``."""
+    norm, shift, scale = vectors
+    return (1 + scale[:, None]) * oracle.layer_norm(norm, x) + shift[:, None]
+
+
+def in_numpy(p, image, time, tokens, segment_ids, vectors_of=None):
+    """The model in float64, by the equations of its file.
+
+    ``vectors_of(layer, sublayer, condition)`` gives shift, scale and gate [B D]; None is DiT's, linear layers
+    of the condition in each sublayer.
+    """
+    D, side = TINY.block.dim, TINY.patch_size
+    allowed = (segment_ids > 0)[:, None, :]
+    words = oracle.embed(p["input"], tokens, "sinusoidal")
+    words = oracle._layers(p["encoder"], words, allowed=allowed, act="gelu")
+    words = oracle.norm(p["encoder_norm"], words)
+    angles = np.rint(1000 * time)[:, None] / 10000 ** (np.arange(D // 2) / (D // 2))
+    sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], -1)
+    condition = silu(dense(p["time"]["down"], silu(dense(p["time"]["up"], sinusoids))))
+
+    def linear(layer, name, condition):
+        own = p["stack"]["layers"][str(layer)][f"{name}_residual"]
+        return [dense(own[part], condition) for part in ("shift", "scale", "opening")]
+
+    B, H, W, C = image.shape
+    patches = image.reshape(B, H // side, side, W // side, side, C).transpose(0, 1, 3, 5, 2, 4)
+    kernel = p["patches"]["projection"]["kernel"].reshape(-1, D)
+    z = patches.reshape(B, -1, C * side * side) @ kernel.astype(np.float64)
+    z = z + p["patches"]["projection"]["bias"] + p["patches"]["positions"]["table"]
+    for layer in range(TINY.layers):
+        block = p["stack"]["layers"][str(layer)]
+        for name in ("attention", "cross", "feedforward"):
+            if name == "cross":
+                z = z + oracle.attention(block["cross"], z, words, allowed)[0]
+                continue
+            shift, scale, gate = (vectors_of or linear)(layer, name, condition)
+            x = modulated((block[f"{name}_residual"]["norm"], shift, scale), z)
+            run = {
+                "attention": lambda own, x: oracle.attention(own, x)[0],
+                "feedforward": lambda own, x: oracle.feedforward(own, x, "gelu"),
+            }
+            z = z + gate[:, None] * run[name](block[name], x)
+    scale, shift = np.moveaxis(dense(p["modulation"], condition), 1, 0)
+    out = dense(p["output"], modulated((p["norm"], shift, scale), z))  # [B P side side C]
+    out = out.reshape(B, H // side, W // side, side, side, C).transpose(0, 1, 3, 2, 4, 5)
+    return out.reshape(B, H, W, C)
+
+
+def test_it_is_its_equations():
+    own = jax.tree.map(np.asarray, params())
+    given = {name: np.asarray(x) for name, x in GIVEN.items()}
+    close(call(params(), **GIVEN), in_numpy(own, **given), ulps=5000)
+
+
+def test_modulation_that_blocks_share_but_for_their_biases_is_adaln_single():
+    """PixArt's section 2.3: [shift, scale, gate] x 2 = S + E of the block, S one linear layer of the time."""
+    D, rng = TINY.block.dim, np.random.default_rng(0)
+    own = jax.tree.map(np.asarray, params())
+    shared, bias = rng.normal(size=(D, 6, D)) / D**0.5, rng.normal(size=(6, D))
+    tables = rng.normal(size=(TINY.layers, 6, D))
+    names, parts = ("attention", "feedforward"), ("shift", "scale", "opening")
+
+    def single(layer, name, condition):
+        vectors = np.tensordot(condition, shared, 1) + bias + tables[layer]
+        return np.moveaxis(vectors.reshape(-1, 2, 3, D)[:, names.index(name)], 1, 0)
+
+    for layer, table in enumerate(tables):
+        for i, (name, part) in enumerate((n, part) for n in names for part in parts):
+            residual = own["stack"]["layers"][str(layer)][f"{name}_residual"]
+            added = bias[i] + table[i]
+            residual[part] = jax.tree.map(np.float32, {"kernel": shared[:, i], "bias": added})
+    given = {name: np.asarray(x) for name, x in GIVEN.items()}
+    close(call(own, **GIVEN), in_numpy(own, **given, vectors_of=single), ulps=5000)
 
 
 def test_every_word_and_the_time_reach_every_pixel_of_their_own_picture():
@@ -119,3 +203,15 @@ def test_sizes_that_do_not_fit_are_refused():
         PixArt(replace(TINY, patch_size=4), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"image is \(3, 4, 4, 3\); expected"):
         bound()(**{**GIVEN, "image": GIVEN["image"][:, :, :4]})
+
+
+def test_places_of_patches_begin_as_sinusoids_of_row_and_column():
+    """Beside patches of noise, smaller ones are lost: attention would not find the neighbours of a patch."""
+    found = pixart.sinusoids_of((2, 3), 12)
+    rows, columns = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
+    for at, own in ((rows, found[:, :6]), (columns, found[:, 6:])):
+        angles = at[:, None] / 100 ** (np.arange(3) / 3)
+        expected = np.concatenate([np.sin(angles), np.cos(angles)], -1)
+        np.testing.assert_allclose(own, expected, atol=1e-6)
+    table = xa.init(build, jax.random.key(0))["patches"]["positions"]["table"]
+    np.testing.assert_array_equal(table, pixart.sinusoids_of((2, 3), TINY.block.dim))
