@@ -48,8 +48,9 @@ def get_config(arg: str = ""):
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    config.data.update(batch_size=32, options=dict(size=1500))
-    config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=4)
+    config.data.update(batch_size=32, height=8, width=8, options=dict(size=1500))
+    # A patch has fewer numbers than the model's vectors, which have to hold its noise.
+    config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=2)
     config.optim.warmup_steps = 4
     config.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
     config.checkpoint.every = 12

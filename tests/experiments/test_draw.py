@@ -15,15 +15,20 @@ from experiments.errors import SettingsError
 from experiments.settings import check
 from experiments.tasks import make_task, text_to_image
 from tests.closeness import close
-from tests.experiments.conftest import ROOT
 
-CONFIG = f"--config={ROOT}/configs/draw.py:tiny"
+
+def get_config(arg="tiny"):
+    """The tiny config in the size of scenes, which can be read back."""
+    config = config_file.get_config(arg)
+    config.data.update(height=16, width=16)
+    config.model.patch_size = 4
+    return config
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
-    config = config_file.get_config("tiny")
+    config = get_config()
     config.train.steps = 2
     train.run(config, workdir)
     return workdir
@@ -31,7 +36,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task():
-    return make_task(config_file.get_config("tiny"))
+    return make_task(get_config())
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def batch_of(task):
 
 @pytest.mark.parametrize("process", ["flow", "ddpm"])
 def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, process):
-    config = config_file.get_config("ddpm,tiny" if process == "ddpm" else "tiny")
+    config = get_config("ddpm,tiny" if process == "ddpm" else "tiny")
     task, given = make_task(config), {}
     batch = batch_of(task)
     batch["valid"] = batch["valid"].at[-1].set(0)
@@ -91,7 +96,7 @@ def test_a_share_of_the_captions_is_not_read_in_training_alone(task, params):
             given["segments"] = segment_ids
             return image
 
-    own = make_task(config_file.get_config("tiny"))
+    own = make_task(get_config())
     own.bind = lambda _: Model()
     batch = batch_of(own)
     unread = 0
@@ -160,7 +165,7 @@ def test_baselines_are_of_the_same_noise_and_better_than_nothing(task, params):
 
 def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
     batch = batch_of(task)
-    config = config_file.get_config("tiny")
+    config = get_config()
     config.data.blind = True
     seen = make_task(config).seen(batch)
     assert not seen["caption"].any() and seen["caption_segment_ids"].any()
@@ -179,7 +184,7 @@ def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
     ],
 )
 def test_values_that_do_not_fit_are_refused(change, said):
-    config = config_file.get_config("tiny")
+    config = get_config()
     config.update_from_flattened_dict(change)
     with pytest.raises(SettingsError, match=said):
         check(config)
@@ -238,7 +243,7 @@ def test_a_wrong_call_is_one_line(workdir, refused, tmp_path, arguments, said):
 
 
 def test_a_run_of_another_task_is_refused(refused, tmp_path):
-    other = config_file.get_config("tiny")
+    other = get_config()
     (tmp_path / "run").mkdir()
     del other
     assert "there is no run" in refused(
