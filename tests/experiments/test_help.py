@@ -31,7 +31,8 @@ LAUNCHERS = (
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
     "bench.decode", "bench.images_in_text", "bench.knockouts", "bench.plans", "bench.pronunciations",
-    "bench.shots", "bench.translation_step", "bench.whisper", "bench.word_maps", "bench.word_times",
+    "bench.scores", "bench.shots", "bench.translation_step", "bench.whisper", "bench.word_maps",
+    "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 
