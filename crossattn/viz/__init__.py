@@ -7,6 +7,17 @@ from crossattn.viz.alignment import alignment, gallery, heads
 from crossattn.viz.checks import GlyphWarning
 from crossattn.viz.page import page
 from crossattn.viz.pictures import captions, patches
+from crossattn.viz.statistics import statistics
 from crossattn.viz.writing import save
 
-__all__ = ["GlyphWarning", "alignment", "captions", "gallery", "heads", "page", "patches", "save"]
+__all__ = [
+    "GlyphWarning",
+    "alignment",
+    "captions",
+    "gallery",
+    "heads",
+    "page",
+    "patches",
+    "save",
+    "statistics",
+]
