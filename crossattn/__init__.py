@@ -10,6 +10,7 @@
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
 * ``xa.nn``: modules; ``xa.models``: architectures; ``xa.init``, ``xa.apply``: parameters as plain dicts;
 * ``xa.interventions``: activations of any model scaled, replaced and captured, as arguments of its call;
+* ``xa.analysis``: scores of what a token rests on, beside the weights of attention;
 * ``xa.load``, ``xa.save``: pretrained models, from and to checkpoints of ``transformers``;
 * ``xa.decode``, ``xa.viz``, ``xa.data``, ``xa.train``: generation, pictures, text, training.
 """
@@ -18,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the names of _LOCATIONS, for type checkers and editors
+    from crossattn import analysis as analysis
     from crossattn import axes as axes
     from crossattn import data as data
     from crossattn import decode as decode
@@ -69,7 +71,9 @@ _LOCATIONS = {
     "rotary": "crossattn.ops.positions.rotary",
     "bias": "crossattn.ops.positions.bias",
 }
-_MODULES = "ops nn models functional axes interventions decode weights viz data train testing"
+_MODULES = (
+    "ops nn models functional axes interventions analysis decode weights viz data train testing"
+)
 _LOCATIONS |= {name: f"crossattn.{name}" for name in _MODULES.split()}
 
 __all__ = ["__version__", *_LOCATIONS]

@@ -16,6 +16,7 @@ BELOW = {
     "nn": {"ops", "nn"} | FREE,
     "models": MODELS | FREE,
     "interventions": {"interventions", "ops", "nn"} | FREE,
+    "analysis": {"analysis", "interventions"} | MODELS | FREE,
     "decode": {"decode"} | MODELS | FREE,
     "weights": {"weights", "decode"} | MODELS | FREE,
     "viz": {"viz"} | MODELS | FREE,
@@ -28,7 +29,11 @@ BELOW = {
     "": set(),  # the facade finds the others by name, on first use
 }
 CONFIG_NEEDS = {"ml_collections", "configs", "collections", "typing"}
-CORE = FREE | MODELS | {"interventions", "decode", "testing", "pytest_plugin", "__main__", ""}
+CORE = (
+    FREE
+    | MODELS
+    | {"interventions", "analysis", "decode", "testing", "pytest_plugin", "__main__", ""}
+)
 NO_FLAX = {"ops", "testing", "pytest_plugin", "__main__"}
 CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
 

@@ -13,13 +13,14 @@ is that of the model alone.
 from crossattn.interventions.gates import gates, hard_concrete, open_probability
 from crossattn.interventions.heads import importance, knockout, knockouts, scales
 from crossattn.interventions.prune import prune
-from crossattn.interventions.sites import Site, Sites, intervene, run, sites
+from crossattn.interventions.sites import Site, Sites, captured, intervene, run, sites
 from crossattn.nn.edits import Intervention
 
 __all__ = [
     "Intervention",
     "Site",
     "Sites",
+    "captured",
     "gates",
     "hard_concrete",
     "importance",

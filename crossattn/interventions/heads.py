@@ -74,9 +74,9 @@ def importance(
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2.
     """
     at = scales(model, names)
-    rows = jax.eval_shape(loss, at).shape[0]
+    rows, known = jax.eval_shape(loss, at).shape[0], sites(model)
     # A scale for each example, so that one backward pass has the gradients of all.
-    each = {name: (len(x.scale), rows, 1, x.scale.shape[1]) for name, x in at.items()}
+    each = {name: (L, rows, 1, N) for name in at for L, N in [_shape(name, known)]}
     spread = {name: Intervention(scale=jnp.ones(shape)) for name, shape in each.items()}
     found = jax.grad(lambda given: loss(given).sum())(spread)
     return {name: jnp.abs(x.scale[:, :, 0]).mean(1) for name, x in found.items()}

@@ -92,7 +92,7 @@ def _prune_attention(own: MultiHeadAttention, kept: np.ndarray, stacked: bool, n
             f"heads of {name} share key and value heads by {N // K}; expected whole groups to go."
         )
     heads = np.stack([np.flatnonzero(row) for row in kept])
-    pairs = np.stack([np.flatnonzero(row) for row in groups.any(-1)])
+    pairs = np.stack([np.flatnonzero(row.any(-1)) for row in groups])
 
     def taken(variable: Any, chosen: np.ndarray, axis: int) -> None:
         x = variable.get_value()

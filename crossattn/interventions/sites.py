@@ -5,7 +5,7 @@ as it slices parameters, and searches, caches and export need not know of them.
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,9 @@ def sites(model: nnx.Module) -> Sites:
 
     "encoder.attention.heads" are what the heads of the encoder's self-attention read [L *B T N Hv],
     "decoder.cross" the output of cross-attention [L *B T D], "decoder.+cross" the vectors after it,
-    "decoder.cross.values" the values of its memory [L *B S K Hv], "decoder.cross.weights" its weights, which
-    cannot be edited. ``.stack`` and ``.layers`` of a parameter's name are left out.
+    "decoder.cross.values" the values of its memory [L *B S K Hv], "decoder.cross.weights" its weights and
+    "decoder.cross.stats" their ``attention_stats``, which cannot be edited. ``.stack`` and ``.layers`` of a
+    parameter's name are left out.
     """
     return {
         prefix + name: Site(len(layers), _heads(layers[0], name))
@@ -79,15 +80,33 @@ def run(
     named = intervene(model, interventions)
     if not capture:
         return getattr(named, method)(*args, **kwargs)
-    named = _tapped(named, capture)
-    with collecting() as found:
-        result = getattr(named, method)(*args, **kwargs)
+    call = lambda tapped: getattr(tapped, method)(*args, **kwargs)  # noqa: E731
+    result, found = captured(call, named, capture)
     if lacking := [name for name in capture if name not in found]:
         raise ValueError(
             f"{method} did not reach {lacking[0]}; expected a call that runs its layers."
         )
-    joined = {name: xs[0] if len(xs) == 1 else jnp.concatenate(xs) for name, xs in found.items()}
-    return result, {name: joined[name] for name in capture}
+    return result, {name: found[name] for name in capture}
+
+
+def captured(
+    call: Callable[[Any], Any], model: Any, capture: Collection[str]
+) -> tuple[Any, dict[str, Any]]:
+    """Returns ``call(model)`` and the activations of the sites that it reached, [L ...]; for whole losses.
+
+    Raises:
+      ValueError: a site that there is not.
+    """
+    with collecting() as found:
+        result = call(_tapped(model, capture))
+    return result, {name: _joined(xs) for name, xs in found.items()}
+
+
+def _joined(calls: list[Any]) -> Any:
+    """Joins the activations of several calls, layer after layer."""
+    if len(calls) == 1:
+        return calls[0]
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *calls)
 
 
 def intervene(model: Any, interventions: Interventions | None) -> Any:
@@ -154,10 +173,10 @@ def _tapped(model: Any, capture: Collection[str]) -> Any:
 
 def _check(name: str, edit: Any, known: Sites) -> None:
     site = find(name, known)
-    if name.endswith(".weights"):
+    if name.endswith((".weights", ".stats")):
         raise ValueError(
             f"{name} can be captured alone, since kernels do not make weights; expected an intervention on "
-            f"{name.removesuffix('.weights')}.heads, or a mask of the call."
+            f"{name.rpartition('.')[0]}.heads, or a mask of the call."
         )
     if not isinstance(edit, Intervention):
         raise ValueError(
@@ -169,11 +188,11 @@ def _check(name: str, edit: Any, known: Sites) -> None:
             f"the intervention on {name} has where= and no value=; expected both, or a scale."
         )
     for part, x in vars(edit).items():
-        shape = None if x is None else jnp.shape(x)
-        heads = part == "scale" and site.heads is not None and shape is not None and len(shape) > 1
-        if shape is not None and (
-            shape[:1] != (site.layers,) or (heads and shape[-1] not in (1, site.heads))
-        ):
+        if x is None:
+            continue
+        shape: Any = jnp.shape(x)
+        heads = part == "scale" and site.heads is not None and len(shape) > 1
+        if shape[:1] != (site.layers,) or (heads and shape[-1] not in (1, site.heads)):
             per = "" if site.heads is None else f" of {site.heads} heads"
             raise ValueError(
                 f"the {part} of the intervention on {name} has shape {shape}; expected {site.layers} layers"
@@ -193,7 +212,8 @@ def stacks_of(model: Any) -> dict[str, Stack | Block]:
     """Finds stacks, and blocks outside them, by the prefix of their sites."""
     found: dict[str, Stack | Block] = {}
     inside: list[tuple] = []
-    for path, module in sorted(nnx.iter_modules(model), key=lambda pair: len(pair[0])):
+    modules: Any = sorted(nnx.iter_modules(model), key=lambda pair: len(pair[0]))
+    for path, module in modules:
         if any(path[: len(parent)] == parent for parent in inside):
             continue
         kinds = module.kinds() if isinstance(module, Stack) else []

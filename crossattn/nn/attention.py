@@ -19,6 +19,7 @@ from crossattn.nn.persistent import PersistentVectors
 from crossattn.ops import masks
 from crossattn.ops.arguments import check_mask, in_words_of_here
 from crossattn.ops.attend import attend
+from crossattn.ops.blockwise.stats import AttentionStats, attention_stats
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
 from crossattn.ops.positions import rotary
@@ -233,6 +234,7 @@ class MultiHeadAttention(nnx.Module):
         backend: str | None = None,
         return_weights: bool = False,
         edit: Callable[[Array], Array] | None = None,
+        watch: Callable[[AttentionStats], None] | None = None,
     ) -> Any:
         """Reads ``memory`` with the queries of ``x``.
 
@@ -251,6 +253,7 @@ class MultiHeadAttention(nnx.Module):
           return_weights: also return the weights [*B N T S], float32, those before dropout; with
             persistent vectors [*B N T (S P)], those of the memory first.
           edit: changes what heads read [*B T N Hv], before the projection that adds them up.
+          watch: takes ``attention_stats`` of the weights on the memory, which are computed without a matrix.
 
         Returns:
           [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
@@ -295,6 +298,9 @@ class MultiHeadAttention(nnx.Module):
         query = query.reshape(*lead[:shared], count * T, *query.shape[-2:])
         if bias is not None:
             bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
+        if watch is not None:
+            own = dict[str, Any](bias=bias, scale=self.scale, softcap=self.softcap)
+            watch(attention_stats(query, memory.keys, mask, **own))
         reading: Any = attend
         if self.persistent is not None:
             reading = partial(self.persistent.attend, unrotated.reshape(query.shape))

@@ -40,7 +40,7 @@ class BlockState:
 
     memories: dict[str, Memory] = field(default_factory=dict)
     cache: Memory | None = None
-    captured: dict[str, Float[Array, "..."]] = field(default_factory=dict)
+    captured: dict[str, Any] = field(default_factory=dict)
 
 
 class Block(nnx.Module):
@@ -105,6 +105,8 @@ class Block(nnx.Module):
         attention = [name for name, (reads, *_) in self._order if reads]
         names += [f"{name}.weights" for name in attention]
         names += [f"{name}.heads" for name in attention if self.heads_of(name)]
+        whole = [x for x in attention if isinstance(getattr(self, x), MultiHeadAttention)]
+        names += [f"{name}.stats" for name in whole]
         makes = MultiHeadAttention, ChunkedAttention  # of a Memory
         return names + [f"{x}.values" for x in self.readers if isinstance(getattr(self, x), makes)]
 
@@ -152,7 +154,7 @@ class Block(nnx.Module):
             "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S] before dropout, and
             [*B N T (S P)] with P persistent vectors, which stand last; "NAME.heads" are what heads read
             [*B T N Hv], before the projection that adds them up; "NAME.values" are the values of the memory
-            [*B S K Hv].
+            [*B S K Hv]; "NAME.stats" are ``attention_stats``, which need no matrix of weights.
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
@@ -186,6 +188,8 @@ class Block(nnx.Module):
             options: dict[str, Any] = dict(dropout_key=inner_key, return_weights=weighed)
             if heads in edits or heads in kept:
                 options["edit"] = partial(at, heads)
+            if (stats := f"{name}.stats") in kept:
+                options["watch"] = partial(passed.__setitem__, stats)
             hidden = own.residual.pre_norm(x, condition)
             if own.reads is None:
                 update = own.inner(hidden, inner_key)
@@ -218,7 +222,8 @@ class Block(nnx.Module):
                 update, passed[f"{name}.weights"] = update
             update = at(name, update)
             x = at(f"+{name}", own.residual.add_residual(x, update, outer_key, condition))
-        hand_out({name: passed[site][None] for site, name in self.taps})
+        alone = {name: jax.tree.map(lambda x: x[None], passed[site]) for site, name in self.taps}
+        hand_out(alone)
         if state is None and not capture:
             return x, None
         captured = {name: passed[name] for name in passed if name in capture}

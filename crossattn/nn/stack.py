@@ -296,8 +296,8 @@ def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
     return _stacked_layers(states, lambda name: name.endswith(".weights"), "attention weights")
 
 
-def by_layer(states: Any, name: str) -> Float[Array, "L ..."]:
-    """Stacks what layers captured under a name to one array, of the L layers that have it.
+def by_layer(states: Any, name: str) -> Any:
+    """Stacks what layers captured under a name to arrays [L ...], of the L layers that have it.
 
     Raises:
       ValueError: it is of another shape in another layer, or no layer has it.
@@ -308,11 +308,11 @@ def by_layer(states: Any, name: str) -> Float[Array, "L ..."]:
     return found
 
 
-def _stacked_layers(states: Any, chosen: Callable[[str], bool], what: str) -> Array | None:
+def _stacked_layers(states: Any, chosen: Callable[[str], bool], what: str) -> Any:
     each = states if isinstance(states, tuple | list) else [states]
     found = [[x for name, x in s.captured.items() if chosen(name)] for s in each]
     last = [own[-1] for own in found if own]
-    if len(shapes := {x.shape for x in last}) > 1:
+    if len(shapes := {jax.tree.leaves(own)[0].shape for own in last}) > 1:
         raise ValueError(
             f"layers have {what} of shapes {', '.join(map(str, sorted(shapes)))}, which one "
             "array cannot hold; leave return_weights and capture out."
@@ -321,7 +321,8 @@ def _stacked_layers(states: Any, chosen: Callable[[str], bool], what: str) -> Ar
         return None
     # Each block of a scanned period has its own axis of periods.
     scanned = not isinstance(states, tuple)
-    return jnp.concatenate(jnp.stack(last, 1)) if scanned else jnp.stack(last)
+    joined = lambda *x: jnp.concatenate(jnp.stack(x, 1)) if scanned else jnp.stack(x)  # noqa: E731
+    return jax.tree.map(joined, *last)
 
 
 def _is_state(value: Any) -> bool:

@@ -52,6 +52,7 @@ class TrainConfig:
       offload_optimizer: keeps the optimiser's state in host memory between steps; needs a mesh.
       profile_first, profile_steps: the first step, counted from 1, and the number of steps that
         ``jax.profiler`` traces; None is none.
+      attention_stats: logs and draws at evaluations what each head does, see ``WatchedTask``.
       xla_flags: flags to compile the step with, "NAME=VALUE,...", see ``xla``.
     """
 
@@ -72,6 +73,7 @@ class TrainConfig:
     profile_steps: Count = 5
     log_every: Count = 100
     eval_every: Annotated[int, "[0, inf)"] = 0
+    attention_stats: bool = False
 
     def __post_init__(self):
         if self.steps < 1 or self.log_every < 1 or self.checkpoint.every < 1:
@@ -133,6 +135,15 @@ class Task(Protocol):
 
     def save_assets(self, directory: Path) -> None:
         """Writes tokenizers and other files that inference needs; the main process only."""
+
+
+@runtime_checkable
+class WatchedTask(Task, Protocol):
+    """A task whose attention can be watched, as ``train.attention_stats`` asks."""
+
+    def attention(self, params: Any, step: int, folder: Any) -> dict[str, float]:
+        """Computes metrics of attention on held-out data, and draws them into the folder if there is one."""
+        ...
 
 
 @runtime_checkable

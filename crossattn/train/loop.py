@@ -21,7 +21,13 @@ from jax.sharding import Mesh
 from crossattn.train import members as several
 from crossattn.train import processes, storage
 from crossattn.train.checkpoint import Checkpoints, Restored
-from crossattn.train.config import Task, TaskOfMembers, TrainConfig, TrainIterator
+from crossattn.train.config import (
+    Task,
+    TaskOfMembers,
+    TrainConfig,
+    TrainIterator,
+    WatchedTask,
+)
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
@@ -224,12 +230,23 @@ class _Run:
         """Returns the metrics of the parameters; of members the mean and each."""
         members, params = self.config.members, state.eval_params
         if not members:
-            return {name: float(x) for name, x in self.task.evaluate(params, step).items()}
+            return self._metrics(params, step, self.workdir / "attention")
         each = [
-            self.task.evaluate(self.program.member(params, index), step)
+            self._metrics(self.program.member(params, index), step, None)
             for index in range(len(members))
         ]
         return several.spread_all(each, members)
+
+    def _metrics(self, params: Any, step: int, pictures: Folder | None) -> dict[str, float]:
+        found = {name: float(x) for name, x in self.task.evaluate(params, step).items()}
+        if not self.config.attention_stats:
+            return found
+        if not isinstance(self.task, WatchedTask):
+            raise TrainError(
+                f"attention_stats is set, but a {type(self.task).__name__} has no attention(params, step, "
+                "folder); leave it out."
+            )
+        return found | self.task.attention(params, step, pictures)
 
     def _evaluate_and_save(self, state: TrainState, data: TrainIterator, step: int) -> None:
         config = self.config

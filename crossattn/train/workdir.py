@@ -26,7 +26,7 @@ OWNED = (
 # key may match.
 MAY_CHANGE = frozenset(
     ("log_every", "eval_every", "checkpoint", "mesh", "resume", "writers")
-    + ("offload_optimizer", "xla_flags", "profile_first", "profile_steps")
+    + ("attention_stats", "offload_optimizer", "xla_flags", "profile_first", "profile_steps")
 )
 
 # The number of steps, by the names of the launchers and of `train`.

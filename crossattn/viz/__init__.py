@@ -8,6 +8,7 @@ from crossattn.viz.checks import GlyphWarning
 from crossattn.viz.page import page
 from crossattn.viz.pictures import captions, growth, patches
 from crossattn.viz.speech import speech
+from crossattn.viz.statistics import statistics
 from crossattn.viz.writing import save
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "patches",
     "save",
     "speech",
+    "statistics",
 ]

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
+from crossattn.analysis.scores import spearman
 from crossattn.interventions import importance, intervene, knockouts
 from crossattn.train.storage import folder
 from experiments.bench import contest
@@ -52,7 +53,7 @@ def main() -> None:
     for title, values in (("rise of the loss without the head", rise), ("importance", shares)):
         print(f"{title}, a token")
         show_heads(every, values)
-    print(f"Spearman's correlation of both {rank_correlation(np.abs(rise), shares):.2f}\n")
+    print(f"Spearman's correlation of both {spearman(np.abs(rise), shares):.2f}\n")
 
     contend(losses, params, every)
     same = [bool(np.all(x == y)) for x, y in zip(found, zeroed(losses, params, every), strict=True)]
@@ -132,12 +133,6 @@ def show_heads(every: Mapping[str, Any], values: np.ndarray) -> None:
         for layer in range(L):
             numbers = " ".join(f"{next(rows):7.3f}" for _ in range(N))
             print(f"  {site.removesuffix('.heads'):<18} {layer}  {numbers}")
-
-
-def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Computes Spearman's correlation of two lists without ties."""
-    ranks = [np.argsort(np.argsort(x)) for x in (one, other)]
-    return float(np.corrcoef(ranks)[0, 1])
 
 
 if __name__ == "__main__":

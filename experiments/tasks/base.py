@@ -23,6 +23,7 @@ from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import config_mesh, model_config
+from experiments.tasks import watching
 from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
 from experiments.tasks.protocols import lacking
 
@@ -148,6 +149,16 @@ class Task:
             batch_size=rows_on(mesh, self.config.data.batch_size),
             batch_multiple=row_shares(mesh),
         )
+
+    def attention(self, params: Any, step: int, folder: Folder | None) -> dict[str, float]:
+        """Computes what heads do in a validation batch, see ``watching``, and draws it into the folder."""
+        found = watching.of_heads(self, params)
+        watching.draw(found, step, folder)
+        return {
+            f"attention/{site}/{name}": float(x.mean())
+            for site, numbers in found.items()
+            for name, x in numbers.items()
+        }
 
     # Methods that a task may override.
 

@@ -31,8 +31,9 @@ LAUNCHERS = (
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
     "bench.decode", "bench.images_in_text", "bench.knockouts", "bench.markup", "bench.patterns",
-    "bench.plans", "bench.pronunciations", "bench.shots", "bench.stamps", "bench.translation_step",
-    "bench.understood", "bench.whisper", "bench.word_maps", "bench.word_times",
+    "bench.plans", "bench.pronunciations", "bench.scores", "bench.shots", "bench.stamps",
+    "bench.translation_step", "bench.understood", "bench.whisper", "bench.word_maps",
+    "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 

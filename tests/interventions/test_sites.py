@@ -68,7 +68,7 @@ def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
     model, example = bound(name), example_of(name)
-    names = [name for name in sites(model) if not name.endswith(".weights")]
+    names = [name for name in sites(model) if not name.endswith((".weights", ".stats"))]
     result, found = run(model, None, **example, capture=names)
     np.testing.assert_array_equal(result, model(**example))
     calls = {name: len(x) // sites(model)[name].layers for name, x in found.items()}
@@ -112,7 +112,9 @@ def test_a_scanned_stack_is_edited_and_captured_as_a_looped_one():
     names = [name for name in sites(looped) if not name.endswith(".values")]
     assert sites(scanned) == sites(looped)
     edits = {
-        name: Intervention(scale=jnp.array([0.5, 2.0])) for name in names if "weights" not in name
+        name: Intervention(scale=jnp.array([0.5, 2.0]))
+        for name in names
+        if not name.endswith((".weights", ".stats"))
     }
     edits["decoder.cross.heads"] = Intervention(scale=jnp.array([[1.0, 0.2], [0.3, 1.4]]))
     edits["decoder.cross.values"] = Intervention(scale=jnp.linspace(0, 1, 12).reshape(2, 6))
@@ -148,7 +150,8 @@ def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, 
     x = jax.random.normal(jax.random.key(0), (2, 3, 16))
     assert {name: site.layers for name, site in sites(model).items()} == {
         "layers.attention": 4, "layers.+attention": 4, "layers.attention.weights": 4,
-        "layers.attention.heads": 4, "layers.feedforward": 2, "layers.+feedforward": 2,
+        "layers.attention.heads": 4, "layers.attention.stats": 4,
+        "layers.feedforward": 2, "layers.+feedforward": 2,
     }  # fmt: skip
     factors = jnp.array([1.0, 0.5, 0.0, 2.0])
     edits = {

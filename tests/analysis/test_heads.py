@@ -1,0 +1,68 @@
+"""Numbers of heads are those of the matrix of weights, which they do without."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.analysis.heads import of_heads
+from crossattn.interventions import captured, run
+from tests.interventions.test_sites import given, model_of
+
+NAMES = ["encoder.attention", "decoder.attention", "decoder.cross"]
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_numbers_are_those_of_the_weights(scan):
+    model, batch = model_of(scan=scan), given(rows=3, padding=2)
+    _, found = run(
+        model, None, **batch, capture=[f"{n}.{x}" for n in NAMES for x in ("weights", "stats")]
+    )
+    for name in NAMES:
+        w = np.asarray(found[f"{name}.weights"], np.float64)
+        target = "target" if name.startswith("decoder") else "source"
+        source = "target" if name == "decoder.attention" else "source"
+        asks, keys = (np.asarray(batch[f"{x}_segment_ids"]) > 0 for x in (target, source))
+        numbers = of_heads(found[f"{name}.stats"], keys)
+        L, B, N, T, S = w.shape
+        expected = {key: np.zeros((L, N)) for key in numbers}
+        for b in range(B):
+            rows, K = np.flatnonzero(asks[b]), keys[b].sum()
+            own = w[:, b][:, :, rows]
+            logs = np.log(np.where(own > 0, own, 1))
+            expected["entropy"] += -(own * logs).sum((-1, -2))
+            expected["first"] += own[..., 0].sum(-1)
+            expected["last"] += own[..., K - 1].sum(-1)
+            expected["padding"] += own[..., ~keys[b]].sum((-1, -2))
+            looks = (own * np.arange(S)).sum(-1) / (K - 1)
+            expected["diagonality"] += (
+                1 - np.abs(looks - np.arange(len(rows)) / (len(rows) - 1))
+            ).sum(-1)
+            expected["links"] += (own.max(-1) > 0.5).sum(-1)
+        for key, x in expected.items():
+            np.testing.assert_allclose(
+                numbers[key], x / asks.sum(), atol=1e-5, err_msg=f"{name} {key}"
+            )
+        assert np.all(numbers["padding"] == 0) and np.all(numbers["entropy"] > 0)
+
+
+def test_a_diagonal_head_has_a_diagonality_of_one_and_its_mirror_half():
+    straight = xa.attention_stats(*(jnp.eye(9)[None, :, None] * 60,) * 2)
+    turned = xa.attention_stats(
+        jnp.eye(9)[None, :, None] * 60, jnp.eye(9)[::-1][None, :, None] * 60
+    )
+    one, other = (
+        of_heads(type(x)(*(None if a is None else a[None] for a in x))) for x in (straight, turned)
+    )
+    np.testing.assert_allclose([one["diagonality"][0, 0], one["links"][0, 0]], 1, atol=1e-5)
+    np.testing.assert_allclose(
+        other["diagonality"][0, 0], 1 - np.abs(np.arange(9) - 4).mean() / 4, atol=1e-5
+    )
+
+
+def test_a_whole_loss_hands_out_what_it_reached():
+    model, batch = model_of(), given()
+    loss = lambda model: model.encode(batch["source"]).vectors.sum()  # noqa: E731
+    total, found = captured(loss, model, [f"{name}.stats" for name in NAMES])
+    np.testing.assert_array_equal(total, loss(model))
+    assert list(found) == ["encoder.attention.stats"]
