@@ -79,6 +79,20 @@ def test_held_out_voices_read_what_no_other_voice_reads(voices):
     assert sum(map(len, texts.values())) == len(TEXTS)
 
 
+def test_voices_read_in_turn(voices):
+    opened = {split: sources.open_source("espeak/low,high", split) for split in sources.SPLITS}
+    found = {
+        split: sources.open_source("espeak/low,high", split, turns=True) for split in sources.SPLITS
+    }
+    texts = [example["text"] for example in found["train"]]
+    assert len(set(texts)) == len(texts) and set(texts) == {e["text"] for e in opened["train"]}
+    heard = [example["voice"] for example in found["train"]]
+    assert abs(heard.count("low") - heard.count("high")) <= 1
+    for example in found["train"]:
+        assert len(example["audio"]) == pytest.approx(160 * len(example["text"]), abs=480)
+    assert len(found["test"]) == len(opened["test"]) == 2 * len({e["text"] for e in found["test"]})
+
+
 def test_sentences_of_frequent_words_alone(voices):
     # "read", "the", "of", three names, and ten of the letters, which are all as frequent.
     found = [sources.open_source("espeak/low", split, words=16) for split in sources.SPLITS]

@@ -33,6 +33,7 @@ OPTIONS = {
     "words": Option(
         int, "Sentences of so many most frequent words alone; 0 is any words.", "[0, inf)"
     ),
+    "turns": Option(bool, "Each training sentence is read by one of the voices, in turn."),
     "held_out": Option(str, "Voices of validation and test, A,B; none has those of training."),
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
@@ -50,6 +51,7 @@ def open_split(
     longest: int = 40,
     sentences: int = 0,
     words: int = 0,
+    turns: bool = False,
     held_out: str = "none",
 ) -> Sequence[Example]:
     """Returns examples {"id", "text", "voice", "audio"}: audio float32 at 16 kHz, about 2 s."""
@@ -59,14 +61,18 @@ def open_split(
     texts = [text for text in texts if split_of(text) == split]
     if sentences and split == "train":
         texts = [texts[i * len(texts) // sentences] for i in range(min(sentences, len(texts)))]
-    sounds = {voice: _Spoken(voice, tuple(texts), data_dir) for voice in voices}
+    turns = turns and split == "train"
+    own = {voice: texts[i :: len(voices)] if turns else texts for i, voice in enumerate(voices)}
+    sounds = {voice: _Spoken(voice, tuple(read), data_dir) for voice, read in own.items()}
+    most = max(map(len, own.values()))
+    places = [(n, voice) for n in range(most) for voice in voices if n < len(own[voice])]
 
     def example(place: tuple[int, str]) -> Example:
         number, voice = place
-        audio = sounds[voice][number]
-        return {"id": f"{voice}/{number}", "text": texts[number], "voice": voice, "audio": audio}
+        text, audio = own[voice][number], sounds[voice][number]
+        return {"id": f"{voice}/{number}", "text": text, "voice": voice, "audio": audio}
 
-    return MappedSource([(n, voice) for n in range(len(texts)) for voice in voices], example)
+    return MappedSource(places, example)
 
 
 def split_of(text: str) -> str:
