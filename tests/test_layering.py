@@ -20,7 +20,6 @@ BELOW = {
     "decode": {"decode"} | MODELS | FREE,
     "weights": {"weights", "decode"} | MODELS | FREE,
     "viz": {"viz"} | MODELS | FREE,
-    "analysis": {"analysis"} | MODELS | FREE,
     "train": {"train"} | FREE,
     "data": {"data"},
     "testing": {"testing", "ops"} | FREE,  # in nobody else's list: the library does not need it
