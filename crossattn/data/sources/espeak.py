@@ -156,7 +156,7 @@ def _sentences(data_dir: Any) -> Sequence[str]:
 
     (package,) = fetch.debian_packages(["libreoffice-help-en-us"], data_dir)
     pages = archives.read_deb(package, f"{help.PREFIX}en-US/text/", ".html")
-    texts = (text for text in help.read_pages(pages).values() if text)
+    texts = (each.text for each in help.read_pages(pages).values() if each)
     return list(dict.fromkeys(text.lower() for text in texts if is_sentence(text)))
 
 
