@@ -10,6 +10,7 @@ import pytest
 from crossattn.data import fetch, sources
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.sources import espeak
+from tests.data.conftest import help_pages, write_deb
 
 TEXTS = [f"read the {a} of {b}." for a in ("name", "line", "page") for b in "abcdefghijklmnopqrst"]
 
@@ -155,3 +156,12 @@ def test_a_program_comes_with_the_packages_that_this_machine_lacks(monkeypatch, 
         assert program.is_file()
         assert environment["LD_LIBRARY_PATH"] == str(program.parents[1] / "lib/there")
     assert calls == ["prog"]
+
+
+def test_sentences_are_those_of_the_help_without_its_tags(tmp_path):
+    body = '<p id="par_id1">Opens the <span class="emph">print</span> dialog box.</p><p id="par_id2">OK</p>'
+    write_deb(
+        tmp_path / "downloads" / "libreoffice-help-en-us_1-1_all.deb",
+        help_pages("en-US", {"a.html": body}),
+    )
+    assert espeak._sentences(tmp_path) == ["opens the print dialog box."]
