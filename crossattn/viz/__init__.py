@@ -1,12 +1,16 @@
-"""Pictures of attention weights: arrays and tokens in, a matplotlib figure out.
+"""Pictures of attention weights: arrays and tokens in, a matplotlib figure or a page of HTML out.
 
-Only drawing imports matplotlib (`pip install matplotlib`).
+Only drawing imports matplotlib (`pip install matplotlib`); ``explore`` needs nothing.
 """
 
 from crossattn.viz.alignment import alignment, gallery, heads
 from crossattn.viz.checks import GlyphWarning
+from crossattn.viz.explore import Explorer, Knockouts, Patches, Regions, Sound, explore
 from crossattn.viz.page import page
 from crossattn.viz.pictures import captions, patches
 from crossattn.viz.writing import save
 
-__all__ = ["GlyphWarning", "alignment", "captions", "gallery", "heads", "page", "patches", "save"]
+__all__ = [
+    "Explorer", "GlyphWarning", "Knockouts", "Patches", "Regions", "Sound", "alignment", "captions", "explore",
+    "gallery", "heads", "page", "patches", "save",
+]  # fmt: skip
