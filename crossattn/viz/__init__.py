@@ -11,6 +11,6 @@ from crossattn.viz.pictures import captions, patches
 from crossattn.viz.writing import save
 
 __all__ = [
-    "Explorer", "GlyphWarning", "Knockouts", "Patches", "Regions", "Sound", "alignment", "captions", "explore",
-    "gallery", "heads", "page", "patches", "save",
+    "Explorer", "GlyphWarning", "Knockouts", "Patches", "Regions", "Sound", "alignment", "captions",
+    "explore", "gallery", "heads", "page", "patches", "save",
 ]  # fmt: skip

@@ -134,8 +134,8 @@ class Explorer:
         size = len(text.encode())
         if size >= LARGEST:
             raise ValueError(
-                f"the page would have {size / 1e6:.1f} MB, and is to stay under {LARGEST / 1e6:g}; give fewer "
-                "views, layers or heads, a shorter text or sound, or a smaller picture."
+                f"the page would have {size / 1e6:.1f} MB, and is to stay under {LARGEST / 1e6:g}; give "
+                "fewer views, layers or heads, a shorter text or sound, or a smaller picture."
             )
         return text
 

@@ -26,7 +26,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
     "train", "prepare", "evaluate", "compare", "export", "generate", "translate", "transcribe", "classify",
-    "caption", "demo", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
+    "caption", "demo", "explore", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",

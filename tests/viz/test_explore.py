@@ -1,4 +1,4 @@
-"""A page to explore has what it was given, within 8 bits; no text breaks it; it needs nothing from outside."""
+"""A page to explore has what it was given, within 8 bits; no text breaks it; it loads nothing."""
 
 import base64
 import hashlib

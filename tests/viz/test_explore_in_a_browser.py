@@ -90,8 +90,8 @@ def test_a_keyboard_reaches_every_word_and_what_it_reads_is_said(shown):
     browser.key("ArrowLeft")
     assert browser.text("#said").startswith("“x” reads")
     stops = browser.js(
-        "[...document.querySelectorAll('button, select, input, audio')]"
-        ".filter((e) => e.offsetParent && !(e.innerText || e.labels?.length || e.getAttribute('aria-label'))).length"
+        "[...document.querySelectorAll('button, select, input, audio')].filter((e) => e.offsetParent"
+        " && !(e.innerText || e.labels?.length || e.getAttribute('aria-label'))).length"
     )
     assert stops == 0  # each has a name for a screen reader
     assert browser.js("document.querySelectorAll('#words [tabindex=\"0\"]').length") == 1
@@ -171,8 +171,9 @@ def test_patches_light_up(shown):
 
     def veil(column, row):  # opacity over the middle of a patch
         return browser.js(
-            "(() => { const c = document.querySelector('.area canvas'); return c.getContext('2d').getImageData("
-            f"c.width * {(column + 0.5) / 4}, c.height * {(row + 0.5) / 4}, 1, 1).data[3]; }})()"
+            "(() => { const c = document.querySelector('.area canvas'), [x, y] = "
+            f"[{column}, {row}].map((i) => ((i + 0.5) * c.width) / 4);"
+            "return c.getContext('2d').getImageData(x, y, 1, 1).data[3]; })()"
         )
 
     browser.hover(WORD.format(0))
