@@ -45,8 +45,11 @@ def each_file(
     return int(failed)
 
 
-def shown(feature: Image, path: str) -> np.ndarray:
-    """Returns the part of a picture that a model reads, in more pixels, values from 0 to 1."""
+def shown(feature: Image, path: str | bytes) -> np.ndarray:
+    """Returns the part of a picture that a model reads, in more pixels, values from 0 to 1.
+
+    The picture is a path, or the bytes of a file.
+    """
     scale = max(1, _SHOWN // max(feature.height, feature.width))
     size = feature.height * scale, feature.width * scale
     large = Image(*size, feature.channels, feature.resize, (0.0,), (1.0,))

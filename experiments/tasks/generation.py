@@ -150,7 +150,7 @@ class Translator:
             ids = best.tokens[row, 0, : best.lengths[row, 0]].tolist()
             source, spans = _pieces(reader, sources[index], S, len(reader.frame.after))
             text, own = tokenizer.decode(ids), _decoded_spans(tokenizer, ids)
-            weights = best.weights[row, 0, :, :, : len(ids), :S]
+            weights = np.asarray(best.weights[row, 0, :, :, : len(ids), :S])
             found[index] = text, Attention(weights, source, tokenizer.tokens(ids), spans, own)
         return found
 

@@ -1,10 +1,12 @@
 // The four kinds of memory. Each has show(view, area, pick), which builds its elements, draw(view, weights, focus), which
 // lights up what is read, thumb(view, canvas context, weights, w, h) for a head, and name(view, s) of a place.
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+const colours = {}; // of the style, asked for once; page.js forgets them where the system turns dark or light
+const colour = (name) =>
+  (colours[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`));
 const heat = (share, name = "heat") => `rgb(${colour(name)} / ${share.toFixed(3)})`;
 const glow = (share) => heat(share, "glow"); // the same over pictures, which the page makes dark
-const largest = (weights) => Math.max(1e-9, ...weights);
+const largest = (weights) => weights.reduce((most, x) => Math.max(most, x), 1e-9);
 
 function element(tag, options = {}, ...children) {
   const made = Object.assign(document.createElement(tag), options);
@@ -30,12 +32,14 @@ function cell(i, rows, columns, width, height) {
   return [left, top, right - left, bottom - top];
 }
 
+// A grid of weights, the largest in full colour: a picture of a pixel a cell, drawn larger.
 function cells(pen, weights, rows, columns, width, height) {
-  const most = largest(weights);
-  weights.forEach((share, i) => {
-    pen.fillStyle = heat(share / most);
-    pen.fillRect(...cell(i, rows, columns, width, height));
-  });
+  const most = largest(weights), image = new ImageData(columns, rows), small = element("canvas", { width: columns, height: rows });
+  const [red, green, blue] = colour("heat").trim().split(" ").map(Number);
+  weights.forEach((share, i) => image.data.set([red, green, blue, (255 * share) / most], 4 * i));
+  small.getContext("2d").putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = columns > 2 * width; // else every cell keeps its edges
+  pen.drawImage(small, 0, 0, width, height);
 }
 
 // A picture with a canvas over it, where the pointer picks a place.

@@ -25,7 +25,7 @@ function written(text, tokens, pick) {
   });
   text.replaceChildren(); // the tokens of a word stay together on a line
   buttons.forEach((button, i) => {
-    if (tokens[i][1] || !i) text.append(element("span"));
+    if (tokens[i][1] || !i) text.append(" ", element("span"));
     text.lastElementChild.append(button);
   });
   return buttons;
@@ -206,8 +206,12 @@ const page = {
       if (weights && (this.focus.token !== null || view.kind === "page")) this.memory.thumb(view, pen, weights, w, h);
       else if (weights) cells(pen, weights, 1, view.T, w, h);
       else {
-        const rows = Array.from({ length: view.T }, (_, t) => [...view.row(l, n, t)]);
-        cells(pen, rows.flatMap((row) => row.map((x) => x / largest(row))), view.T, view.S, w, h);
+        const all = new Float32Array(view.T * view.S);
+        for (let t = 0; t < view.T; t++) {
+          const row = view.row(l, n, t), most = largest(row);
+          row.forEach((share, s) => (all[t * view.S + s] = share / most));
+        }
+        cells(pen, all, view.T, view.S, w, h);
       }
     });
   },
@@ -263,5 +267,8 @@ for (const button of at("shows").children)
     page.draw();
   };
 document.addEventListener("keydown", (event) => event.key === "Escape" && (page.pinned = NOTHING, page.look(NOTHING)));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.draw());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const name in colours) delete colours[name];
+  page.draw();
+});
 new ResizeObserver(() => page.view && page.draw()).observe(at("stage"));

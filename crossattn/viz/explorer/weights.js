@@ -25,8 +25,18 @@ function opened(view) {
   }
 
   // How much each of the T rows reads of place s.
-  const column = (layer, head, s) =>
-    Float32Array.from({ length: T }, (_, t) => row(layer, head, t)[s]);
+  function column(layer, head, s) {
+    const sum = new Float32Array(T), layers = chosen(layer, L), heads = chosen(head, N);
+    for (const l of layers) {
+      for (const n of heads) {
+        for (let t = 0; t < T; t++) {
+          const place = (l * N + n) * T + t;
+          sum[t] += (levels[place * S + s] * scale[place]) / 255 / layers.length / heads.length;
+        }
+      }
+    }
+    return sum;
+  }
 
   return { ...view, L, N, T, S, row, column };
 }
