@@ -197,13 +197,14 @@ def test_a_person_types_into_the_page_and_sees_what_was_read(reader, tmp_path):
     try:
         with serving(reader.answer, 8000, Explorer((), "a run", reader.ask).html) as server:
             browser.open(server.address)
+            layers, heads = reader.read(TEXT).views[0]["shape"][:2]
             assert not browser.js("stage.offsetParent")
             browser.click("#given")
             browser.type(TEXT)
             browser.click("#send")
             browser.wait("page.views.length === 1 && !send.disabled", 200)
-            assert browser.js("document.querySelectorAll('#heads canvas').length") == 4
-            browser.hover('#memory [data-at="1"]')
+            assert browser.js("document.querySelectorAll('#heads canvas').length") == layers * heads
+            browser.hover('#memory [data-at="0"]')
             assert "is read by" in browser.text("#said")
             assert browser.js("document.querySelectorAll('b').length") > 0
             browser.js("given.value = ' '; ask.requestSubmit()")

@@ -44,6 +44,7 @@ const page = {
   open(index) {
     const view = (this.view = this.views[index]);
     Object.assign(this, { layer: null, head: null, out: null, pinned: NOTHING, focus: NOTHING });
+    at("tools").hidden = at("stage").hidden = false; // of a served page before its first view
     at("stage").className = view.kind;
     at("shows").hidden = !this.both;
     at("memory").replaceChildren();
