@@ -59,12 +59,12 @@ const page = {
     this.choices(at("head"), "mean of all", view.N);
     this.choices(at("view"), null, this.views.length, (i) => `${i + 1}. ${this.views[i].name}`);
     at("view").value = index;
-    at("choose-view").hidden = this.views.length < 2;
     this.buildHeads();
     this.draw();
   },
 
   choices(select, mean, count, name = String) {
+    select.parentElement.hidden = count < 2;
     const numbers = [...Array(count).keys()].map((i) => new Option(name(i), i));
     select.replaceChildren(...(mean === null ? [] : [new Option(mean, "")]), ...numbers);
   },
