@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
     drawing, page = launch.picture(), launch.picture(launch.GALLERY)
     _, task, params = open_run(CaptioningTask, InterleavedTask)
-    prompt = np.array([task.prompt_in(_language(task, LANGUAGE.value))], np.int32)
+    prompt = np.array([task.prompt_in(language_of(task, LANGUAGE.value))], np.int32)
     writer, weights = task.writer(params, NUM_BEAMS.value), task.read_weights(params)
     feature, shown = task.features["source"], {}
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _language(task: Any, chosen: str | None) -> str | None:
+def language_of(task: Any, chosen: str | None) -> str | None:
     """Returns the chosen language, or the first of the run; refuses one that the run lacks."""
     if chosen is None:
         return next(iter(task.languages), None)

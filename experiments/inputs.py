@@ -1,5 +1,6 @@
 """Files and texts that launchers are given on the command line or on standard input."""
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,12 +45,23 @@ def each_file(
     return int(failed)
 
 
-def shown(feature: Image, path: str) -> np.ndarray:
-    """Returns the part of a picture that a model reads, in more pixels, values from 0 to 1."""
+def shown(feature: Image, path: str | bytes) -> np.ndarray:
+    """Returns the part of a picture that a model reads, in more pixels, values from 0 to 1.
+
+    The picture is a path, or the bytes of a file.
+    """
     scale = max(1, _SHOWN // max(feature.height, feature.width))
     size = feature.height * scale, feature.width * scale
     large = Image(*size, feature.channels, feature.resize, (0.0,), (1.0,))
     return np.clip(large.prepare(path), 0, 1)
+
+
+def pixels(png: bytes) -> np.ndarray:
+    """Returns the grey pixels of a page, uint8 [H W]."""
+    from PIL import Image as Pillow
+
+    with Pillow.open(io.BytesIO(png), formats=("PNG",)) as picture:
+        return np.asarray(picture.convert("L"))
 
 
 def standard_input() -> list[str]:

@@ -3,15 +3,13 @@
 python -m experiments.read_page --workdir=runs/pages --page=12 --region=3 --plot=page.png
 """
 
-import io
 from collections.abc import Sequence
 
-import numpy as np
 from absl import flags
 
 from crossattn import viz
 from crossattn.train import processes
-from experiments import launch
+from experiments import inputs, launch
 from experiments.runs import MEMBER, SPLIT, STEP, open_run
 from experiments.tasks.regions import RegionsTask
 
@@ -48,10 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     for number, (said, meant, gate, text) in enumerate(rows):
         print(f"{number:3}  {said:<9}  {meant:<9}  {gate:.2f}  {text[:_SHOWN]}")
     if picture:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(page["pictures"]["page"]), formats=("PNG",)) as png:
-            pixels = np.asarray(png.convert("L"))
+        pixels = inputs.pixels(page["pictures"]["page"])
         expected = page["label"][: len(read.classes)]
         options = dict(weights=read.weights, region=_REGION.value, title=page["id"])
         viz.save(viz.page(pixels, read.boxes, read.classes, expected=expected, **options), picture)

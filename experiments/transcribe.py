@@ -25,7 +25,7 @@ from crossattn.decode.speech.transcript import FRAME, TIME, Transcript
 from crossattn.weights.hub import find_folder
 from experiments import fetch_weights, inputs, launch
 
-_MODEL = flags.DEFINE_string(
+MODEL = flags.DEFINE_string(
     "model", "tiny.en", "tiny.en, base, the folder of a checkpoint, or its name on the hub."
 )
 LANGUAGE = flags.DEFINE_string(
@@ -37,7 +37,7 @@ _TASK = flags.DEFINE_enum(
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
 INT8 = flags.DEFINE_bool("int8", False, "Hold the weights as int8 (needs qwix).")
-FLAGS = (_MODEL, LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
+FLAGS = (MODEL, LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
 _COLUMNS = 90  # of a picture
 
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
     picture = launch.picture()
     words = _WORDS.value or picture is not None
-    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
+    transcriber = open_whisper(MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
     tokens = transcriber.tokens
     if LANGUAGE.value or not tokens.multilingual:
         tokens.prefix(LANGUAGE.value, _TASK.value, times=True)  # refuses what it does not know

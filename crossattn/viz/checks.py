@@ -99,3 +99,18 @@ def checked_image(image: ArrayLike) -> np.ndarray:
     if not (picture.min() >= 0 and picture.max() <= 1):
         raise ValueError("image has values outside 0 to 1; expected uint8, or floats from 0 to 1")
     return picture[..., 0] if picture.shape[2:] == (1,) else picture
+
+
+def checked_boxes(boxes: ArrayLike) -> np.ndarray:
+    """Returns boxes [n, 4] as float64: left, top, right and bottom in fractions of the page."""
+    places = np.asarray(boxes, np.float64)
+    if places.ndim != 2 or places.shape[1] != 4 or not len(places):
+        raise ValueError(f"boxes has shape {list(places.shape)}; expected [n, 4], at least one")
+    wrong = ~((places >= 0) & (places <= 1)).all(1) | ~(places[:, :2] < places[:, 2:]).all(1)
+    if wrong.any():
+        number = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"box {number} is {places[number].tolist()}; expected left < right and top < bottom, in "
+            "fractions of the page"
+        )
+    return places

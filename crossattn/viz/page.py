@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crossattn.viz.checks import checked_image, checked_weights
+from crossattn.viz.checks import checked_boxes, checked_image, checked_weights
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -39,7 +39,7 @@ def page(
       ValueError: shapes or counts that do not fit, a box outside the page or of no area, NaN in the weights,
         or no such region.
     """
-    picture, places = checked_image(image), _checked_boxes(boxes)
+    picture, places = checked_image(image), checked_boxes(boxes)
     for name, names in (("classes", classes), ("expected", expected)):
         if names is not None and len(names) != len(places):
             raise ValueError(
@@ -111,17 +111,3 @@ def _outline(ax: Any, box: np.ndarray, **style: Any) -> None:
     left, top, right, bottom = box - 0.5  # a pixel's middle is a whole number
     options = {"lw": 0.9, "gid": "region"} | style
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, **options))
-
-
-def _checked_boxes(boxes: ArrayLike) -> np.ndarray:
-    places = np.asarray(boxes, np.float64)
-    if places.ndim != 2 or places.shape[1] != 4 or not len(places):
-        raise ValueError(f"boxes has shape {list(places.shape)}; expected [n, 4], at least one")
-    wrong = ~((places >= 0) & (places <= 1)).all(1) | ~(places[:, :2] < places[:, 2:]).all(1)
-    if wrong.any():
-        number = int(np.flatnonzero(wrong)[0])
-        raise ValueError(
-            f"box {number} is {places[number].tolist()}; expected left < right and top < bottom, in "
-            "fractions of the page"
-        )
-    return places

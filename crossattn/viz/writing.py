@@ -25,11 +25,15 @@ def save(fig: "matplotlib.figure.Figure", path: str | os.PathLike[str]) -> Path:
     colour = fig.get_facecolor()  # not the style's, which may be dark
     options: Any = dict(dpi=200, facecolor=colour, bbox_inches="tight", pad_inches=0.08)
     fig.savefig(drawn, format=suffix[1:], **options)
+    return write_whole(path, drawn.getvalue())
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Writes a file, making the folder if needed; a crash or a full disk keeps the file before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A crash or a full disk keeps the picture before.
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_bytes(drawn.getvalue())
+        partial.write_bytes(content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

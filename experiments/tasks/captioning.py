@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from crossattn.data.features import Image, PackedTexts, TaggedText, Text
@@ -224,14 +223,19 @@ class CaptioningTask(WritesText):
 
         They are means over all layers and heads; row t belongs to the step that predicts token t+1.
         """
+        read = self.head_weights(params)
+        return lambda source, tokens: read(source, tokens).mean((0, 2))
+
+    def head_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """Returns the function of ``read_weights`` with all layers and heads, [L B N T-1 h w]."""
 
         def weights(p: Any, source: Any, tokens: Any) -> Any:
             model = self.bind(p)
             _, weights = model.hidden(source, tokens[:, :-1], return_weights=True)
             patches = model.encoder.patches
             grid = patches.grid(source.shape[1:3])
-            read = jnp.mean(weights, (0, 2))[..., patches.tokens :]
-            return read.reshape(*read.shape[:2], *grid)
+            read = weights[..., patches.tokens :]
+            return read.reshape(*read.shape[:4], *grid)
 
         call = jax.jit(weights)
         return lambda source, tokens: np.asarray(call(params, source, tokens))

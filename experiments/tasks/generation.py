@@ -1,19 +1,24 @@
 """A trained model as a translator of texts, and the attention between their tokens."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from crossattn import decode
+from crossattn import decode, functional
 from crossattn.data.pipeline import eval_batches
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.errors import SettingsError
+
+# The output kernels [N H D] of a decoder's cross-attention, or of all layers [L N H D].
+_OUT = re.compile(r"decoder[.].*[.]cross[.]out[.]kernel")
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,21 @@ class Attention:
     target_tokens: list[str]
     source_spans: Int[np.ndarray, "S 2"]
     target_spans: Int[np.ndarray, "T 2"]
+
+
+@dataclass(frozen=True)
+class KnockedOut:
+    """Probabilities of a target text, first with all heads, then without each of L layers times N.
+
+    Attributes:
+      probabilities: [1 + L N, T], end-of-sentence last.
+      likeliest: the likeliest token at each place, as readable pieces.
+      heads: L and N.
+    """
+
+    probabilities: Float[np.ndarray, "heads T"]
+    likeliest: list[list[str]]
+    heads: tuple[int, int]
 
 
 class Translator:
@@ -130,7 +150,7 @@ class Translator:
             ids = best.tokens[row, 0, : best.lengths[row, 0]].tolist()
             source, spans = _pieces(reader, sources[index], S, len(reader.frame.after))
             text, own = tokenizer.decode(ids), _decoded_spans(tokenizer, ids)
-            weights = np.asarray(best.weights)[row, 0, :, :, : len(ids), :S]
+            weights = np.asarray(best.weights[row, 0, :, :, : len(ids), :S])
             found[index] = text, Attention(weights, source, tokenizer.tokens(ids), spans, own)
         return found
 
@@ -185,6 +205,50 @@ class Translator:
         source, source_spans = _pieces(corpus.tokenizer, pair[0], S, len(frame.after))
         target, target_spans = _pieces(corpus.output_tokenizer, pair[1], T, 0)
         return Attention(weights, source, target, source_spans, target_spans)
+
+    def knockouts(self, pairs: Sequence[tuple[str, str]]) -> list["KnockedOut"] | None:
+        """Returns what the model says of each pair (source, target) without each head of cross-attention.
+
+        One compiled program does all heads: a mask of heads scales the rows of their output kernels. None
+        where no kernels are of the decoder's cross-attention.
+        """
+        flat = functional.flatten(self.params)
+        names = [name for name in flat if _OUT.fullmatch(name)]
+        if not names:
+            return None
+        N = flat[names[0]].shape[-3]
+        layers = len(names) if flat[names[0]].ndim == 3 else flat[names[0]].shape[0]
+        masks = np.ones((layers * N + 1, layers, N), np.float32)
+        masks[1:].reshape(layers * N, -1)[np.diag_indices(layers * N)] = 0
+
+        def said(params: Any, mask: Any, batch: Any) -> tuple[Any, Any]:
+            kernels = functional.flatten(params)
+            for layer, name in enumerate(names):
+                scale = mask if kernels[name].ndim == 4 else mask[layer]
+                kernels[name] = kernels[name] * scale[..., None, None].astype(kernels[name].dtype)
+            model = self.task.bind(functional.nest(kernels))
+            hidden, _ = self.task.read_source(model, batch, None, return_weights=True)
+            p = jax.nn.softmax(model.logits(hidden).astype(jnp.float32))
+            own = jnp.take_along_axis(p, batch["target_out"][..., None], axis=-1)
+            return own[..., 0], p.argmax(-1)
+
+        every = jax.jit(
+            lambda p, batch: jax.lax.map(lambda mask: said(p, mask, batch), jnp.asarray(masks)),
+            out_shardings=everywhere(self._mesh),
+        )
+        tokenizer = self.task.corpus.output_tokenizer
+        examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
+        found: list[Any] = [None] * len(pairs)
+        for item in self._batches(examples):
+            own, likeliest = jax.device_get(
+                every(self.params, spread_batch(self.task.seen(item.batch), self._mesh))
+            )
+            for row, index in enumerate(item.indices):
+                if index >= 0:
+                    T = int((item.batch["target_segment_ids"][row] > 0).sum())
+                    texts = [tokenizer.tokens(ids.tolist()) for ids in likeliest[:, row, :T]]
+                    found[index] = KnockedOut(own[:, row, :T], texts, (layers, N))
+        return found
 
     @property
     def _batches(self):

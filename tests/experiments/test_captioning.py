@@ -15,10 +15,13 @@ from crossattn.train.evaluate import caption_scores
 from experiments import caption, train
 from experiments.bench import captions as bench
 from experiments.errors import SettingsError
-from experiments.settings import check, model_config
+from experiments.runs import parameters
+from experiments.settings import check, model_config, saved_config
 from experiments.tasks import make_task
 from tests.experiments.conftest import ROOT
+from tests.experiments.test_explore import views_of
 from tests.peers import package
+from tests.viz.test_explore import weights_of
 
 CONFIG = f"--config={ROOT}/configs/emoji_captions.py:tiny"
 RNG = np.random.default_rng(0)
@@ -339,6 +342,27 @@ def test_pictures_are_captioned_and_drawn(workdir, launched, tmp_path, pictures)
     assert [line.partition(": ")[0] for line in out.splitlines()] == pictures[:2]
     for path in (tmp_path / "read-a.png", tmp_path / "read-b.png", page):
         assert path.stat().st_size > 1000
+
+
+def test_pictures_are_explored_head_by_head(workdir, launched, tmp_path, pictures):
+    out = tmp_path / "page.html"
+    code, _, err = launched("explore", f"--workdir={workdir}", *pictures[:2], f"--out={out}")
+    assert code == 0, err
+    task = make_task(saved_config(workdir), workdir / "assets")
+    read, x = (
+        task.read_weights(parameters(task, workdir)),
+        task.features["source"].prepare(pictures[0]),
+    )
+    prompt = np.array([task.prompt_in("en")], np.int32)
+    ids = task.writer(parameters(task, workdir))(x[None], prompt)[0]
+    mean = read(x[None], np.concatenate([prompt, ids[None]], 1))[0, prompt.shape[1] - 1 :]
+    view, other = views_of(out)
+    assert (view["kind"], view["name"], other["name"]) == ("picture", "a.png", "b.png")
+    assert view["memory"]["grid"] == list(mean.shape[1:])
+    kept = [i for i, id in enumerate(ids) if id != 0][: view["shape"][2]]
+    np.testing.assert_allclose(
+        weights_of(view).mean((0, 1)), mean.reshape(len(ids), -1)[kept], atol=1 / 400
+    )
 
 
 def test_what_cannot_be_captioned_is_one_line(workdir, launched, refused, tiny_run, pictures):

@@ -13,6 +13,7 @@ from crossattn.data.errors import DataError
 from crossattn.data.pipeline import feature_eval_batches
 from experiments.tasks import find
 from tests.experiments.conftest import ROOT
+from tests.experiments.test_explore import views_of
 from tests.peers import package
 
 package("pymupdf", "pages")
@@ -102,6 +103,13 @@ def test_pages_are_learnt_scored_and_drawn(launched, refused, workdir, tmp_path)
     code, out, err = launched("read_page", named, "--page=1", "--region=2", f"--plot={picture}")
     assert code == 0 and picture.stat().st_size > 10_000, err
     assert out.startswith("test/") and out.count("\n") >= 8
+    page = tmp_path / "page.html"
+    code, _, err = launched("explore", named, "1", f"--out={page}")
+    (view,) = views_of(page)
+    regions = len(view["tokens"])
+    assert code == 0 and view["kind"] == "page" and view["shape"] == [1, 1, regions, regions], err
+    assert len(view["memory"]["boxes"]) == regions == out.count("\n") - 1
+    assert "there is no page '24'; the test split has 0 to 23" in refused("explore", named, "24")
     assert "the test split has pages 0 to 23" in refused("read_page", named, "--page=24")
     assert "the page has regions 0 to 7" in refused("read_page", named, "--region=8")
 

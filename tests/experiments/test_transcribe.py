@@ -24,7 +24,9 @@ from experiments.transcribe import frames_of, open_whisper
 from tests import whisper_vocabulary
 from tests.experiments import ctranslate2_files
 from tests.experiments.conftest import start
+from tests.experiments.test_explore import views_of
 from tests.peers import package, peer
+from tests.viz.test_explore import weights_of
 from tests.weights import checkpoints
 
 
@@ -94,6 +96,26 @@ def test_phrases_are_told_with_their_times(folder, wav, capsys):
     assert said == "".join(
         f"[00:{s.start:05.2f} - 00:{s.end:05.2f}] {s.text.strip()}\n" for s in heard.segments
     )
+
+
+def test_a_sound_is_explored_in_every_head(folder, wav, launched, tmp_path):
+    out = tmp_path / "page.html"
+    code, _, err = launched("explore", wav, f"--model={folder}", f"--out={out}")
+    assert code == 0, err
+    (view,) = views_of(out)
+    whisper_of = open_whisper(str(folder), words=True)
+    frames = frames_of(read_audio(wav)[:16_000], whisper_of)  # a window of this model
+    (heard,) = whisper_of([frames], "en")
+    said = [word for word in heard.words if word.text.strip()]
+    assert [token for token, _ in view["tokens"]] == [w.text.strip() for w in said]
+    assert view["memory"]["times"] == [[w.start, w.end] for w in said]
+    seen = whisper_of.head_attention(frames, [w.text for w in said])
+    aligned = [weights_of(view)[layer, head] for layer, head in whisper_of.heads]
+    np.testing.assert_allclose(aligned, seen, atol=1 / 500)
+    bad = tmp_path / "bad.wav"
+    bad.write_text("not sound")
+    code, _, err = launched("explore", bad, f"--model={folder}", f"--out={out}")
+    assert code == 2 and err.startswith(f"error: {bad} cannot be read as sound")
 
 
 @any_character

@@ -96,7 +96,13 @@ class Transcriber:
     def attention(
         self, window: Float[np.ndarray, "F M"], words: Sequence[str], language: str = "en"
     ) -> Float[np.ndarray, "W S"]:
-        """Returns the mean attention of ``heads`` for each word of one window.
+        """Returns the mean of ``head_attention`` over the heads."""
+        return self.head_attention(window, words, language).mean(axis=0)
+
+    def head_attention(
+        self, window: Float[np.ndarray, "F M"], words: Sequence[str], language: str = "en"
+    ) -> Float[np.ndarray, "n W S"]:
+        """Returns the attention of each of the ``heads`` for each word of one window.
 
         Args:
           window: frames of at most 30 seconds.
@@ -111,10 +117,11 @@ class Transcriber:
             heard = yield from self._hear(window)
             known = [id for word in ids for id in word][:longest]
             weights, _, first = yield from self._read(heard, known, len(window), language)
-            rows = weights.mean(axis=0)[first:]
+            rows = weights.transpose(1, 0, 2)[first:]
             ends = np.minimum(np.cumsum([len(word) for word in ids]), len(known))
             own = np.split(rows, ends)[:-1]
-            return np.stack([r.mean(axis=0) if len(r) else np.zeros_like(rows[0]) for r in own])
+            means = [r.mean(axis=0) if len(r) else np.zeros_like(rows[0]) for r in own]
+            return np.stack(means, axis=1)
 
         return together([job()], self._take, 1)[0]
 
