@@ -8,8 +8,8 @@
 
 A run of ``translation`` takes texts, and its page knocks heads out; one of ``captioning`` takes pictures,
 one of ``regions`` numbers of pages. Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which
-the first 30 seconds are shown. A page is one file of less than 2 MB that needs no network. ``--serve`` is
-for this machine alone, and ends with Ctrl-C.
+the first 30 seconds are shown. A page is one file of less than 2 MB that needs no network. Without ``--out`` it is
+explore.html. ``--serve`` is for this machine alone, and ends with Ctrl-C.
 """
 
 import io
@@ -37,13 +37,13 @@ from experiments.tasks.regions import RegionsTask
 from experiments.tasks.translation import TranslationTask
 from experiments.transcribe import LANGUAGE, MODEL, frames_of, open_whisper
 
-_OUT = flags.DEFINE_string("out", "explore.html", "The page that is written, without --serve.")
 _SERVE = flags.DEFINE_bool("serve", False, "Serve the page on 127.0.0.1, with a line to type into.")
 _PORT = flags.DEFINE_integer(
     "port", 8000, "Of --serve; 0 is any free one.", lower_bound=0, upper_bound=65535
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, MODEL, LANGUAGE, NUM_BEAMS, SPLIT, _OUT, _SERVE, _PORT,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, MODEL, LANGUAGE, NUM_BEAMS, SPLIT,
+    launch.OUT, _SERVE, _PORT,
 )  # fmt: skip
 _TEXT, _FILE = 2000, 10_000_000  # characters of a text, bytes of a file, that a page may send
 
@@ -85,7 +85,7 @@ class Reader:
 
 def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
-    out = Path(_OUT.value)
+    out = Path(launch.OUT.value or "explore.html")
     if not _SERVE.value:
         if not arguments:
             raise launch.Refused(

@@ -35,7 +35,7 @@ WORKDIR = flags.DEFINE_string(
     "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME.",
 )
 OUT = flags.DEFINE_string(
-    "out", None, "Write the sound or the picture into this .wav or .png file."
+    "out", None, "Write the sound, picture or page into this .wav, .png or .html file."
 )
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
 GALLERY = flags.DEFINE_string(
