@@ -8,8 +8,8 @@
 
 A run of ``translation`` takes texts, and its page knocks heads out; one of ``captioning`` takes pictures,
 one of ``regions`` numbers of pages. Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which
-the first 30 seconds are shown. A page is one file of less than 2 MB that needs no network. Without ``--out`` it is
-explore.html. ``--serve`` is for this machine alone, and ends with Ctrl-C.
+the first 30 seconds are shown. A page is one file of less than 2 MB that needs no network,
+explore.html without ``--out``. ``--serve`` is for this machine alone, and ends with Ctrl-C.
 """
 
 import io
