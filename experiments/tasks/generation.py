@@ -1,7 +1,6 @@
 """A trained model as a translator of texts, and the attention between their tokens."""
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from crossattn import decode, functional
+from crossattn import decode, interventions
 from crossattn.data.pipeline import eval_batches
+from crossattn.interventions import Intervention
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.errors import SettingsError
 
 # The output kernels [N H D] of a decoder's cross-attention, or of all layers [L N H D].
-_OUT = re.compile(r"decoder[.].*[.]cross[.]out[.]kernel")
+_HEADS = "decoder.cross.heads"
 
 
 @dataclass(frozen=True)
@@ -209,31 +209,27 @@ class Translator:
     def knockouts(self, pairs: Sequence[tuple[str, str]]) -> list["KnockedOut"] | None:
         """Returns what the model says of each pair (source, target) without each head of cross-attention.
 
-        One compiled program does all heads: a mask of heads scales the rows of their output kernels. None
-        where no kernels are of the decoder's cross-attention.
+        One compiled program does all heads, one after the other. None where the decoder's cross-attention has
+        no heads to knock out.
         """
-        flat = functional.flatten(self.params)
-        names = [name for name in flat if _OUT.fullmatch(name)]
-        if not names:
+        model = self.task.bind(self.params)
+        site = interventions.sites(model).get(_HEADS)
+        if site is None or site.heads is None:
             return None
-        N = flat[names[0]].shape[-3]
-        layers = len(names) if flat[names[0]].ndim == 3 else flat[names[0]].shape[0]
-        masks = np.ones((layers * N + 1, layers, N), np.float32)
-        masks[1:].reshape(layers * N, -1)[np.diag_indices(layers * N)] = 0
+        shape = site.layers, site.heads
+        off = interventions.knockouts(model, _HEADS)[_HEADS].scale
+        scales = jnp.concatenate([jnp.ones((1, *shape)), off])  # the whole model first
 
-        def said(params: Any, mask: Any, batch: Any) -> tuple[Any, Any]:
-            kernels = functional.flatten(params)
-            for layer, name in enumerate(names):
-                scale = mask if kernels[name].ndim == 4 else mask[layer]
-                kernels[name] = kernels[name] * scale[..., None, None].astype(kernels[name].dtype)
-            model = self.task.bind(functional.nest(kernels))
-            hidden, _ = self.task.read_source(model, batch, None, return_weights=True)
+        def said(params: Any, scale: Any, batch: Any) -> tuple[Any, Any]:
+            edits = {_HEADS: Intervention(scale=scale)}
+            model = interventions.intervene(self.task.bind(params), edits)
+            hidden, _ = self.task.read_source(model, batch, None)
             p = jax.nn.softmax(model.logits(hidden).astype(jnp.float32))
             own = jnp.take_along_axis(p, batch["target_out"][..., None], axis=-1)
             return own[..., 0], p.argmax(-1)
 
         every = jax.jit(
-            lambda p, batch: jax.lax.map(lambda mask: said(p, mask, batch), jnp.asarray(masks)),
+            lambda p, batch: jax.lax.map(lambda scale: said(p, scale, batch), scales),
             out_shardings=everywhere(self._mesh),
         )
         tokenizer = self.task.corpus.output_tokenizer
@@ -247,7 +243,7 @@ class Translator:
                 if index >= 0:
                     T = int((item.batch["target_segment_ids"][row] > 0).sum())
                     texts = [tokenizer.tokens(ids.tolist()) for ids in likeliest[:, row, :T]]
-                    found[index] = KnockedOut(own[:, row, :T], texts, (layers, N))
+                    found[index] = KnockedOut(own[:, row, :T], texts, shape)
         return found
 
     @property
