@@ -217,7 +217,7 @@ class Translator:
         if site is None or site.heads is None:
             return None
         shape = site.layers, site.heads
-        off = interventions.knockouts(model, _HEADS)[_HEADS].scale
+        off = jnp.asarray(interventions.knockouts(model, _HEADS)[_HEADS].scale)
         scales = jnp.concatenate([jnp.ones((1, *shape)), off])  # the whole model first
 
         def said(params: Any, scale: Any, batch: Any) -> tuple[Any, Any]:
