@@ -43,7 +43,7 @@ def of_links(links: Iterable[Sequence[int]], targets: int, sources: int) -> Weig
 
 
 def patterns(weights: Weights) -> dict[str, float]:
-    """Returns the value of each of ``PATTERNS``; nan where the rows are too few to tell, fewer than two.
+    """Returns the value of each of ``PATTERNS``; nan where there are fewer than two rows or sources.
 
     Raises:
       ValueError: the weights are not [T S], or some are negative or not finite.

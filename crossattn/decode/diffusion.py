@@ -141,7 +141,7 @@ class Euler:
 
 @dataclass(frozen=True)
 class DDIM:
-    """Steps through the data that the model's word implies.
+    """Estimates the data from what the model says, then adds the noise of the next time.
 
     Attributes:
       steps: from noise to data, equal in time.
@@ -216,22 +216,28 @@ def sample(
       noise: normal numbers, [B ...].
       key: draws the noise of a sampler that wants more.
       process: that the model was trained on.
-      sampler: the way.
+      sampler: how its steps are taken.
       return_path: also return the arrays before each step [steps B ...], and their times [steps].
 
     Raises:
-      ValueError: the sampler does not fit the process, or draws noise and has no key.
+      ValueError: the sampler does not fit the process, takes more steps than it has, or draws noise and has
+        no key.
     """
     if key is None and getattr(sampler, "eta", 0):
         raise ValueError("the sampler draws new noise (eta above 0); expected a key=.")
-    keys = jax.random.split(jax.random.key(0) if key is None else key, sampler.steps)
+    most = getattr(process, "steps", sampler.steps)
+    if sampler.steps > most:
+        raise ValueError(
+            f"the sampler takes {sampler.steps} steps, but the process has {most}; expected at most that."
+        )
+    keys = None if key is None else jax.random.split(key, sampler.steps)
     times = jnp.linspace(1.0, 0.0, sampler.steps + 1)
 
     def step(x: Array, given: Any) -> tuple[Array, Any]:
         time, until, own = given
         time, until = (jnp.full(len(x), t) for t in (time, until))
         moved = sampler.step(process, x, time, until, predict(x, time), own)
-        return moved, x if return_path else None
+        return moved.astype(x.dtype), x if return_path else None
 
     x, path = jax.lax.scan(step, noise, (times[:-1], times[1:], keys))
     return (x, path, times[:-1]) if return_path else x

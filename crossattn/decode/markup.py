@@ -34,6 +34,7 @@ _VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr",
 }  # fmt: skip
 _LITERAL = ("script", "style")
+_WITHOUT_BLANKS = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR"}
 _BREAKS = ("br", "hr")  # which part words
 
 
@@ -182,8 +183,8 @@ class _Placing:
         end = self.units[-1][1] if self.units else -1
         around = self.translation[start - 1 : start + 1]
         word = all(unicodedata.category(c)[0] in "LMN" for c in around)
-        blanks = not any(unicodedata.east_asian_width(c) in "WF" for c in around)
-        return start < end or (start == end and word and blanks)
+        spaced = not any(unicodedata.name(c, "").split(" ")[0] in _WITHOUT_BLANKS for c in around)
+        return start < end or (start == end and word and spaced)
 
     def place(self, parent: int, within: Span, at: int) -> None:
         """Places the children of an element, and theirs.
@@ -194,7 +195,7 @@ class _Placing:
           at: the character where it is, if it has no units.
         """
         children = [i for i, e in enumerate(self.marked.elements) if e.parent == parent]
-        waiting = [i for i in children if len(self._tokens(i))]
+        waiting = [i for i in children if self._content(i) and len(self._tokens(i))]
         free = np.zeros(len(self.units), bool)
         free[slice(*within)] = True
         taken: dict[int, Span] = {}
@@ -217,6 +218,11 @@ class _Placing:
                 self.found[i] = where, where
                 self.place(i, (own, own), where)
 
+    def _content(self, number: int) -> str:
+        """Returns the words of an element."""
+        element = self.marked.elements[number]
+        return self.marked.text[element.start : element.end].strip()
+
     def _tokens(self, number: int) -> np.ndarray:
         """Returns the numbers of the source tokens that an element has."""
         if number < 0:
@@ -231,8 +237,7 @@ class _Placing:
 
     def _trimmed(self, number: int, start: int, end: int) -> Span:
         """Returns a run of units without punctuation at an end where the source has none."""
-        element = self.marked.elements[number]
-        content = self.marked.text[element.start : element.end].strip()
+        content = self._content(number)
         if any(self.wordlike[start:end]):
             while content[0].isalnum() and not self.wordlike[start]:
                 start += 1

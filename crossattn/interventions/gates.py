@@ -1,9 +1,10 @@
 """Gates on heads that training opens or shuts: hard concrete ones, and the expected number of open gates.
 
-    loss = nll(run(model, gates(log_alpha, key), **batch)) + weight * open_probability(log_alpha).sum()
+    logits = run(model, gates({site: log_alpha}, key), **batch)
+    loss = nll(logits) + weight * open_probability(log_alpha).sum()
 
-A gate is 0 or 1 with probability, and differentiable between. Training ``log_alpha`` [L N] of a site with the
-model frozen, or with it, shuts heads that the loss does without.
+A gate is exactly 0 or exactly 1 with positive probability, and differentiable between. Training ``log_alpha``
+[L N] of a site with the model frozen, or with it, shuts heads that the loss does without.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,8 @@ def gates(
 ) -> dict[str, Intervention]:
     """Makes interventions of ``hard_concrete`` gates on heads, by site."""
     keys = [None] * len(log_alpha) if key is None else jax.random.split(key, len(log_alpha))
+    by_name = sorted(log_alpha.items())  # as jit sorts them, so that a key draws the same
     return {
         name: Intervention(scale=hard_concrete(own, k))
-        for (name, own), k in zip(log_alpha.items(), keys, strict=True)
+        for (name, own), k in zip(by_name, keys, strict=True)
     }

@@ -53,6 +53,10 @@ def knockouts(model: Any, *names: str) -> dict[str, Intervention]:
     """
     known = sites(model)
     shapes = {name: _shape(name, known) for name in names or scales(model)}
+    if not shapes:
+        raise ValueError(
+            "the model has no site of heads; expected attention in a Stack or a Block."
+        )
     counts = [L * N for L, N in shapes.values()]
     off = jnp.split(1 - jnp.eye(sum(counts)), list(itertools.accumulate(counts))[:-1], axis=1)
     pairs = zip(shapes.items(), off, strict=True)
@@ -74,12 +78,10 @@ def importance(
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2.
     """
     at = scales(model, names)
-    rows, known = jax.eval_shape(loss, at).shape[0], sites(model)
-    # A scale for each example, so that one backward pass has the gradients of all.
-    each = {name: (L, rows, 1, N) for name in at for L, N in [_shape(name, known)]}
-    spread = {name: Intervention(scale=jnp.ones(shape)) for name, shape in each.items()}
-    found = jax.grad(lambda given: loss(given).sum())(spread)
-    return {name: jnp.abs(x.scale[:, :, 0]).mean(1) for name, x in found.items()}
+    losses, pull = jax.vjp(loss, at)
+    # A backward pass an example, one after the other: heads of a site may have any axes before theirs.
+    found = jax.lax.map(lambda one: pull(one)[0], jnp.eye(len(losses), dtype=losses.dtype))
+    return {name: jnp.abs(x.scale).mean(0) for name, x in found.items()}
 
 
 def _shape(name: str, known: Sites) -> tuple[int, int]:

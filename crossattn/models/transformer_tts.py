@@ -301,11 +301,25 @@ class TransformerTTS(Autoregressive):
         added = self.postnet(frames, valid, key).astype(groups.dtype)
         return groups + added.reshape(groups.shape)
 
-    def __call__(self, source: Any, target_in: Any, **given: Any) -> Any:
-        """Computes refined groups [*B T G] and logits of a stop [*B T]; the arguments of ``hidden``."""
-        hidden, *_ = self.hidden(source, target_in, **given)
+    def __call__(
+        self,
+        source: Any,
+        target_in: Any,
+        *,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+        **given: Any,
+    ) -> Any:
+        """Computes refined groups [*B T G] and logits of a stop [*B T]; the arguments of ``hidden``.
+
+        With ``return_weights``, a pair of these two and the weights.
+        """
+        keys = split(key, 2)
+        given_to_all = dict(key=keys[0], return_weights=return_weights, **given)
+        hidden, weights = self.hidden(source, target_in, **given_to_all)
         groups, stop = self.logits(hidden)
-        return self.refine(groups, given.get("target_segment_ids")), stop
+        said = self.refine(groups, given.get("target_segment_ids"), keys[1]), stop
+        return (said, weights) if return_weights else said
 
     def first(self, batch: int) -> Float[Array, "B 1 1 G"]:
         """Returns the group of silence that the first step of decoding reads."""
@@ -354,10 +368,12 @@ class TransformerTTS(Autoregressive):
     def _spoken(self, x: Array, positions: Array, speaker: Array | None) -> Array:
         """Adds positions to what the prenet has read, and joins who speaks, [*B E]."""
         x = self._placed(x, positions, self.frame_position_scale)
-        if speaker is None:
-            return x
-        if self.speaker is None:
+        if self.speaker is None and speaker is not None:
             raise ValueError("speaker is given, but this model has one speaker; leave it out.")
+        if self.speaker is None:
+            return x
+        if speaker is None:
+            raise ValueError("speaker is missing; expected a vector of who speaks, [*B E].")
         size = jnp.linalg.norm(speaker, axis=-1, keepdims=True)
         unit = (speaker / jnp.maximum(size, 1e-12)).astype(x.dtype)[..., None, :]
         unit = jnp.broadcast_to(unit, (*x.shape[:-1], unit.shape[-1]))

@@ -127,7 +127,8 @@ def viterbi(
 ) -> Int[np.ndarray, " rows"]:
     """Returns the column of each row on the path of the greatest sum of log weights less costs of jumps.
 
-    A step from column i to column j costs ``jump * |j - i - 1|``. Rows of zeros leave the path as it is.
+    A step from column i to column j costs ``jump * |j - i - 1|``. Rows of zeros say nothing of
+    columns, but a path pays for jumps there too.
     Source: Vogel, Ney and Tillmann 1996, "HMM-based word alignment in statistical translation".
     """
     scores = np.log(np.maximum(matrix, 1e-9))
@@ -217,7 +218,7 @@ def phrase_counts(links: Links, phrases: Phrases) -> Int[np.ndarray, " 4"]:
 
     A link is inside a phrase with both ends, and touches it with one or both.
     """
-    counts = np.zeros(4, int)
+    counts, links = np.zeros(4, int), set(links)
     for source, target in phrases:
         touching = {(s, t) for s, t in links if s in source or t in target}
         inside = {(s, t) for s, t in touching if s in source and t in target}

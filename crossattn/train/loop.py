@@ -133,6 +133,11 @@ class _Run:
         initial: Initial | None,
         peak_seconds: PeakSeconds | None,
     ):
+        if config.attention_stats and not isinstance(task, WatchedTask):
+            raise TrainError(
+                f"attention_stats is set, but a {type(task).__name__} has no attention(params, step, "
+                "folder); leave it out."
+            )
         self.task, self.config, self.workdir = task, config, workdir
         self.initial, self.peak_seconds = initial, peak_seconds
         self.log, self.checkpoints = log, checkpoints
@@ -239,13 +244,8 @@ class _Run:
 
     def _metrics(self, params: Any, step: int, pictures: Folder | None) -> dict[str, float]:
         found = {name: float(x) for name, x in self.task.evaluate(params, step).items()}
-        if not self.config.attention_stats:
+        if not isinstance(self.task, WatchedTask) or not self.config.attention_stats:
             return found
-        if not isinstance(self.task, WatchedTask):
-            raise TrainError(
-                f"attention_stats is set, but a {type(self.task).__name__} has no attention(params, step, "
-                "folder); leave it out."
-            )
         return found | self.task.attention(params, step, pictures)
 
     def _evaluate_and_save(self, state: TrainState, data: TrainIterator, step: int) -> None:

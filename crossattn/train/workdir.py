@@ -19,7 +19,7 @@ from crossattn.train.storage import Folder
 # Files of a run, which `resume="never"` moves aside.
 OWNED = (
     *("config.json", "metrics.jsonl", "log.txt"),
-    *("checkpoints", "tensorboard", "assets", "unreadable", "profile"),
+    *("checkpoints", "tensorboard", "assets", "unreadable", "profile", "attention"),
 )
 
 # Settings that may differ between starts, as they do not change the parameters. Any part of a dotted

@@ -85,9 +85,10 @@ class Knockouts:
     """Probabilities of the tokens of a text, with all heads and without each one.
 
     Attributes:
-      whole: [T], probabilities with all heads.
-      probabilities: [L, N, T], the same without head n of layer l.
-      likeliest: the likeliest token at each place without the head, [L][N][T] strings; None is not shown.
+      whole: probabilities with all heads, [T].
+      probabilities: the same without head n of layer l, [L, N, T].
+      likeliest: the likeliest token at each place without the head, nested lists of L, N and T strings; None
+        is not shown.
       likeliest_whole: the same with all heads, T strings; None is the text itself.
     """
 

@@ -144,3 +144,20 @@ def test_no_element_is_lost_or_leaves_its_parent_and_the_words_stay(source, word
     before, after = Tree(source), Tree(markup.write(marked, translation, spans))
     assert sorted(after.found) == sorted(before.found)
     assert after.text == translation and before.text.split() == marked.text.split()
+
+
+@pytest.mark.parametrize("source", ("foo<img src=x>bar", "un<wbr>able", "a<b> </b>b", "a<b></b>b"))
+def test_an_element_without_words_inside_a_word_stands_beside_it(source):
+    marked = markup.read(source)
+    spans = np.array([[0, len(marked.text)]])
+    (placed,) = markup.place(marked, "mot", np.ones((1, 1)), spans, np.array([[0, 3]]))
+    assert placed in ((0, 0), (3, 3))
+
+
+@pytest.mark.parametrize(("text", "marks"), [("메뉴를", "메뉴를"), ("ฉันรัก", "ฉัน")])
+def test_words_are_whole_where_a_script_has_blanks(text, marks):
+    marked, tokens = markup.read("<b>a</b> b"), np.array([[0, 1], [2, 3]])
+    middle = 2 if text == "메뉴를" else 3
+    found = np.array([[0, middle], [middle, len(text)]])
+    (placed,) = markup.place(marked, text, np.eye(2) + 0.01, tokens, found)
+    assert text[slice(*placed)] == marks
