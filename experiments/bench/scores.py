@@ -17,7 +17,7 @@ import numpy as np
 
 from crossattn.analysis import scores
 from experiments.bench import contest
-from experiments.bench.knockouts import first_rows, translator
+from experiments.bench.knockouts import first_rows, rows_of, translator
 from experiments.intervals import ratio
 from experiments.options import Options
 
@@ -42,7 +42,7 @@ def main() -> None:
         found[name] = np.asarray(program(params))
         seconds[name] = time.process_time() - start
     *names, reference = found
-    print(f"{contest.machine()}; {options.rows} sentences of {options.split}\n")
+    print(f"{contest.machine()}; {rows_of(batch)} sentences of {options.split}\n")
     heads = " ".join(f"{name:<{_WIDTH}}" for name in _HOW)
     print(f"{'against ' + reference:<34} {heads} seconds")
     for name in names:
