@@ -12,6 +12,7 @@ the pixels. A text with words that the run has never read is refused; of several
 others, and the exit code is then 1.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from absl import flags
 from crossattn import viz
 from crossattn.data import scenes
 from crossattn.data.errors import DataError
+from crossattn.viz.writing import write_whole
 from experiments import launch
 from experiments.caption import words_read
 from experiments.runs import MEMBER, SEED, STEP, open_run
@@ -99,7 +101,9 @@ def _draw(
     x = pixels(found if drawing is None else found[0])[0]
     scale = max(1, -(-_SHOWN // max(x.shape[:2])))
     large = x.repeat(scale, 0).repeat(scale, 1)
-    Image.fromarray(large).save(out)
+    drawn = io.BytesIO()
+    Image.fromarray(large).save(drawn, "PNG")
+    write_whole(out, drawn.getvalue())
     seen = " and ".join(map(_said, scenes.read(x))) if task.reads_back else ""
     line = f"{text}, read back as {seen}" if seen else text
     print(f"{out}: {line}", flush=True)

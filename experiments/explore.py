@@ -139,6 +139,11 @@ def texts_of(task: Any, params: Any) -> Reader:
 
     def read(text: str) -> Explorer:
         (written,) = translator.texts([text])
+        if translator.cut_sources:
+            raise launch.Refused(
+                f"the text is longer than the {translator.source_len} tokens that this run reads; give its"
+                " sentences one by one."
+            )
         pair = (text, written)
         (seen,), knocked = translator.attention([pair]), translator.knockouts([pair])
         shape = seen.weights.shape[:2]

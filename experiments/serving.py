@@ -11,6 +11,7 @@ import errno
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
+from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
@@ -44,6 +45,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    allow_reuse_port = False  # a second server on the port would take turns with this one
 
     def __init__(
         self, page: str, answer: Callable[[bytes, str], Any], port: int, longest: int
@@ -65,7 +67,9 @@ class PageServer(ThreadingHTTPServer):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names under which a browser may ask."""
-        return f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"
+        port = self.server_port
+        bare = (HOST, "localhost") if port == HTTP_PORT else ()  # browsers leave ":80" out
+        return f"{HOST}:{port}", f"localhost:{port}", *bare
 
     @property
     def address(self) -> str:

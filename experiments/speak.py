@@ -5,9 +5,11 @@
 
 A run of ``text_to_speech``. The sound is WAV at 16 kHz; its phases are guessed from the frames, without a
 model (``crossattn.data.vocoder``), so it sounds hollow. ``--plot`` draws the frames, and beneath them which
-letters each group of frames read. The model stops by itself, and after --max_frames at the latest.
+letters each group of frames read. ``--seed`` draws the features that the prenet drops. The model stops by
+itself, and after --max_frames at the latest.
 """
 
+import io
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +20,9 @@ from absl import flags
 from crossattn import viz
 from crossattn.data.mel import HOP, RATE
 from crossattn.data.vocoder import LONGEST, sound_of
+from crossattn.viz.writing import write_whole
 from experiments import launch
-from experiments.runs import MEMBER, STEP, open_run
+from experiments.runs import MEMBER, SEED, STEP, open_run
 from experiments.tasks.text_to_speech import TextToSpeechTask
 
 _MAX_FRAMES = flags.DEFINE_integer(
@@ -27,10 +30,7 @@ _MAX_FRAMES = flags.DEFINE_integer(
     None,
     "The most frames, a hundred a second; default: the longest of the run's data.",
 )
-_SEED = flags.DEFINE_integer(
-    "dropout_seed", 0, "Of the features that the prenet drops.", lower_bound=0
-)
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.OUT, launch.PLOT, _MAX_FRAMES, _SEED)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.OUT, launch.PLOT, _MAX_FRAMES, SEED)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             " sentences."
         )
     steps = None if most is None else -(-most // task.model_config.group)
-    (spoken,) = task.speaker(params, 1, steps)([text], _SEED.value)
+    (spoken,) = task.speaker(params, 1, steps)([text], SEED.value)
     said = "" if spoken.stopped else ", which is where it was cut: the model did not stop"
     print(f"{len(spoken.frames) * HOP / RATE:.2f} s of sound{said}", flush=True)
     if out is not None:
@@ -84,11 +84,13 @@ def _out() -> Path | None:
 def write(sound: np.ndarray, path: Path) -> None:
     """Writes samples between -1 and 1 at 16 kHz as WAV of 16 bits."""
     samples = np.clip(np.round(sound * (2**15 - 1)), -(2**15), 2**15 - 1).astype("<i2")
-    with wave.open(str(path), "wb") as file:
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
         file.writeframes(samples.tobytes())
+    write_whole(path, written.getvalue())
 
 
 if __name__ == "__main__":

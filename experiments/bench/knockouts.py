@@ -42,14 +42,15 @@ def main() -> None:
     task, params = translator(parser, options.run, options.step)
     batch = first_rows(task, options.split, options.rows)
     told = float(batch["target_segment_ids"].astype(bool).sum())
-    print(f"{contest.machine()}; {options.rows} rows, {told:.0f} tokens of {options.split}\n")
+    print(f"{contest.machine()}; {rows_of(batch)} rows, {told:.0f} tokens of {options.split}\n")
 
     losses = functools.partial(token_losses, task, batch)
     model = task.bind(params)
     every, (whole, found) = knockouts(model), jax.jit(all_losses(losses))(params, knockouts(model))
     rise = (np.asarray(found) - np.asarray(whole)).sum((1, 2)) / told
     graded = jax.jit(lambda p: importance(task.bind(p), lambda e: losses(p, e).sum(1)))(params)
-    shares = np.concatenate([np.ravel(x) for x in graded.values()]) * options.rows / told
+    rows = len(batch["target_segment_ids"])  # padded ones too, over which importance is a mean
+    shares = np.concatenate([np.ravel(x) for x in graded.values()]) * rows / told
     for title, values in (("rise of the loss without the head", rise), ("importance", shares)):
         print(f"{title}, a token")
         show_heads(every, values)
@@ -75,6 +76,11 @@ def first_rows(task: TranslationTask, split: str, rows: int) -> dict[str, np.nda
     """Returns the first rows of the batch in the middle of a split."""
     batches = list(task.eval_batches(split, None))
     return {name: x[:rows] for name, x in batches[len(batches) // 2].items()}
+
+
+def rows_of(batch: Mapping[str, np.ndarray]) -> int:
+    """Returns the rows of a batch that are examples."""
+    return int((batch["target_segment_ids"] > 0).any(axis=1).sum())
 
 
 def token_losses(task: TranslationTask, batch: Mapping[str, Any], params: Any, edits: Any) -> Any:

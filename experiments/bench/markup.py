@@ -13,7 +13,6 @@ All methods give weights of words to one function, ``crossattn.decode.markup.pla
 the texts that they align, and count in processor time. Intervals are of 95 %, by a bootstrap over pairs.
 """
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -190,7 +189,7 @@ def eflomal(train: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]]) 
         lines = [" ||| ".join(map(" ".join, _words(pair))) for pair in (*train, *pairs)]
         paths[0].write_text("\n".join(lines) + "\n", encoding="utf-8")
         command = ["eflomal-align", "-i", paths[0], "-f", paths[1], "-r", paths[2], "--overwrite"]
-        subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))
+        subprocess.run(command, check=True, capture_output=True)
         links = [path.read_text().splitlines()[len(train) :] for path in paths[1:]]
     found = []
     for pair, *both in zip(pairs, *links, strict=True):

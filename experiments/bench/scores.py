@@ -17,11 +17,12 @@ import numpy as np
 
 from crossattn.analysis import scores
 from experiments.bench import contest
-from experiments.bench.knockouts import first_rows, translator
+from experiments.bench.knockouts import first_rows, rows_of, translator
 from experiments.intervals import ratio
 from experiments.options import Options
 
 _FEWEST = 4  # source tokens of a sentence whose order says something
+_WIDTH = 22  # characters of a column
 
 
 def main() -> None:
@@ -41,15 +42,14 @@ def main() -> None:
         found[name] = np.asarray(program(params))
         seconds[name] = time.process_time() - start
     *names, reference = found
-    print(f"{contest.machine()}; {options.rows} sentences of {options.split}\n")
-    print(
-        f"{'against ' + reference:<34} {'Spearman':<22} {'Kendall':<22} {'same first':<22} seconds"
-    )
+    print(f"{contest.machine()}; {rows_of(batch)} sentences of {options.split}\n")
+    heads = " ".join(f"{name:<{_WIDTH}}" for name in _HOW)
+    print(f"{'against ' + reference:<34} {heads} seconds")
     for name in names:
         rows = [agreements(found[name], found[reference], batch, how) for how in _HOW.values()]
-        told = " ".join(f"{interval(row):<20}" for row in rows)
+        told = " ".join(f"{interval(row):<{_WIDTH}}" for row in rows)
         print(f"{name:<34} {told} {seconds[name]:.1f}")
-    print(f"{reference:<34} {'':<83} {seconds[reference]:.1f}")
+    print(f"{reference:<34} {'':<{len(heads)}} {seconds[reference]:.1f}")
 
 
 def same_first(one: np.ndarray, other: np.ndarray) -> float:

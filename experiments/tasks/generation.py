@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from crossattn.interventions import Intervention
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.errors import SettingsError
 
-# The output kernels [N H D] of a decoder's cross-attention, or of all layers [L N H D].
 _HEADS = "decoder.cross.heads"
 
 
@@ -219,6 +218,22 @@ class Translator:
         shape = site.layers, site.heads
         off = jnp.asarray(interventions.knockouts(model, _HEADS)[_HEADS].scale)
         scales = jnp.concatenate([jnp.ones((1, *shape)), off])  # the whole model first
+        tokenizer = self.task.corpus.output_tokenizer
+        examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
+        found: list[Any] = [None] * len(pairs)
+        for item in self._batches(examples):
+            batch = spread_batch(self.task.seen(item.batch), self._mesh)
+            own, likeliest = jax.device_get(self._scaled(self.params, scales, batch))
+            for row, index in enumerate(item.indices):
+                if index >= 0:
+                    T = int((item.batch["target_segment_ids"][row] > 0).sum())
+                    texts = [tokenizer.tokens(ids.tolist()) for ids in likeliest[:, row, :T]]
+                    found[index] = KnockedOut(own[:, row, :T], texts, shape)
+        return found
+
+    @cached_property
+    def _scaled(self) -> Any:
+        """The program of what the model says by each of the scales [K L N] of its heads, [K B T] twice."""
 
         def said(params: Any, scale: Any, batch: Any) -> tuple[Any, Any]:
             edits = {_HEADS: Intervention(scale=scale)}
@@ -228,23 +243,12 @@ class Translator:
             own = jnp.take_along_axis(p, batch["target_out"][..., None], axis=-1)
             return own[..., 0], p.argmax(-1)
 
-        every = jax.jit(
-            lambda p, batch: jax.lax.map(lambda scale: said(p, scale, batch), scales),
+        return jax.jit(
+            lambda params, scales, batch: jax.lax.map(
+                lambda scale: said(params, scale, batch), scales
+            ),
             out_shardings=everywhere(self._mesh),
         )
-        tokenizer = self.task.corpus.output_tokenizer
-        examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
-        found: list[Any] = [None] * len(pairs)
-        for item in self._batches(examples):
-            own, likeliest = jax.device_get(
-                every(self.params, spread_batch(self.task.seen(item.batch), self._mesh))
-            )
-            for row, index in enumerate(item.indices):
-                if index >= 0:
-                    T = int((item.batch["target_segment_ids"][row] > 0).sum())
-                    texts = [tokenizer.tokens(ids.tolist()) for ids in likeliest[:, row, :T]]
-                    found[index] = KnockedOut(own[:, row, :T], texts, shape)
-        return found
 
     @property
     def _batches(self):

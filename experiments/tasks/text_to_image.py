@@ -36,6 +36,7 @@ SAMPLERS: dict[str, Callable[[int], diffusion.Sampler]] = {
 _GUIDANCE = (0.0, 1.0, 3.0, 5.0)  # of a report
 _DRAWN = 500  # captions of a report, at most
 _FITTED = 4000  # training pictures that baselines are fitted to
+_LARGEST = 3072  # numbers of a picture that baselines are fitted to
 _WORDS = "words.json"
 _NAMED, _LONGEST = 12, 40  # words that an error names, and letters of one
 _NO_VELOCITY = (
@@ -60,7 +61,7 @@ class DiffusionLoss:
     """The loss of noisy pictures.
 
     Attributes:
-      process: flow, whose velocity the model says, or ddpm, whose noise it says.
+      process: flow, whose velocity the model predicts, or ddpm, whose noise it predicts.
       unread: share of the training captions that are not read.
     """
 
@@ -122,6 +123,11 @@ class TextToImageTask(base.Task):
                 "config.checkpoint.best_metric is 'right', which evaluate.examples of 1 or more measures;"
                 " take 'mse'."
             )
+        if config.checkpoint.get("best_metric") == "right" and not _reads_back(config.data):
+            raise SettingsError(
+                "config.checkpoint.best_metric is 'right', which is measured on shapes/scenes of"
+                f" {scenes.SIDE} by {scenes.SIDE} pixels alone; take 'mse'."
+            )
         patch = config.model.get("patch_size", 1)
         if any(side % patch for side in sides):
             raise SettingsError(
@@ -158,9 +164,7 @@ class TextToImageTask(base.Task):
     @property
     def reads_back(self) -> bool:
         """Whether pictures can be read back: those of scenes, in their own size."""
-        data = self.config.data
-        scenes_own = data.height == data.width == scenes.SIDE
-        return data.name == "shapes/scenes" and scenes_own
+        return _reads_back(self.config.data)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         """Returns the sum of each picture's mean squared error; without a key noise and times are fixed."""
@@ -199,7 +203,7 @@ class TextToImageTask(base.Task):
         return found
 
     def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
-        """Returns the loss, and the share of right pictures at several guidances and of other captions."""
+        """Returns the loss, and the share of right pictures at several guidances."""
         found: dict[str, Any] = self.split_loss(params, split)
         if self.reads_back:
             count = min(limit or _DRAWN, len(self.examples(split)))
@@ -217,7 +221,15 @@ class TextToImageTask(base.Task):
         return float(np.mean([scenes.shows(x, text) for x, text in zip(drawn, texts, strict=True)]))
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the error of the best model that is linear in the noisy picture and reads nothing."""
+        """Returns the error of the best model that is linear in the noisy picture and reads nothing.
+
+        {} for pictures of more than 3,072 numbers.
+        """
+        data = self.config.data
+        # A covariance has the square of a picture's numbers, and its axes take the cube in time:
+        # 75 MB at 32 by 32 pixels, 19 GB at 128 by 128.
+        if 3 * data.height * data.width > _LARGEST:
+            return {}
         train = self.examples("train", _FITTED)
         pictures = [self.features["image"].prepare(each["image"]).ravel() for each in train]
         mean = np.mean(pictures, 0)
@@ -362,6 +374,10 @@ class TextToImageTask(base.Task):
         for row, own in enumerate(feature.prepare_many(texts)[0]):
             ids[row, : len(own)], segments[row, : len(own)] = own, 1
         return {"caption": ids, "caption_segment_ids": segments}
+
+
+def _reads_back(data: Any) -> bool:
+    return data.name == "shapes/scenes" and data.height == data.width == scenes.SIDE
 
 
 def pixels(pictures: np.ndarray) -> np.ndarray:

@@ -134,10 +134,10 @@ class TextToSpeechTask(base.Task):
 
     def examples(self, split: str, count: int | None = None) -> Sequence[Any]:
         """Returns examples {"id", "source", "target"}, whose frames are computed once."""
-        if split not in self._framed:
-            every = self.corpus.split(split)
-            self._framed[split] = [self._with_frames(every[i]) for i in range(len(every))]
-        return self._framed[split][:count]
+        every, framed = self.corpus.split(split), self._framed.setdefault(split, [])
+        asked = range(len(every))[:count]
+        framed += [self._with_frames(every[i]) for i in asked[len(framed) :]]
+        return framed[:count]
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
         target = self.grouped(log_mel(example["audio"], self.model_config.mels))

@@ -63,7 +63,7 @@ class TranscriptionTask(WritesText):
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value, and MissingPackage without packages of scores."""
         if self.config.evaluate.examples:
-            word_error_rate(["a"], ["a"])
+            self.text_scores([{"target": "a"}], ["a"])
         data = self.config.data
         self.corpus.refuse_lacking(data.get("sound", "audio"), data.get("text", "text"))
 

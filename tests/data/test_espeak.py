@@ -52,6 +52,9 @@ def test_a_sentence_is_in_one_split_whoever_reads_it(voices):
     assert sum(map(len, texts.values())) == len(TEXTS) and set().union(*texts.values()) == {*TEXTS}
     assert all(len(own) == 2 * len(texts[split]) for split, own in found.items())
     assert {example["voice"] for example in found["train"]} == {"low", "high"}
+    every = [example for own in found.values() for example in own]
+    assert len({example["id"] for example in every}) == len(every)
+    assert all(example["family"] == example["text"] for example in every)
     assert espeak.split_of("Read the name of a") == espeak.split_of("read the name of a.")
 
 
@@ -109,6 +112,9 @@ def test_voices_that_are_none_are_refused_in_a_sentence(voices):
         sources.open_source("espeak/xx", "validation")
     with pytest.raises(DataError, match="there is no voice '--path=x'"):
         sources.open_source("espeak/--path=x", "validation")
+    for rest, held_out in (("low,low", "none"), ("low,high", "high"), ("low", "mid,mid")):
+        with pytest.raises(DataError, match="named 2 times .*; name each voice once."):
+            sources.open_source(f"espeak/{rest}", "train", held_out=held_out)
 
 
 def test_sentences_are_words_alone():

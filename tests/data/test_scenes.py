@@ -106,7 +106,7 @@ def test_each_split_shows_what_its_captions_say_and_pairs_of_its_own():
 def test_the_training_split_has_the_size_that_is_asked_for():
     assert len(sources.open_source("shapes/scenes", size=30)) == 30
     assert len(sources.open_source("shapes/scenes", "test", size=30)) == 500
-    with pytest.raises(DataError, match="size is that of shapes/scenes; shapes/en has no other"):
+    with pytest.raises(DataError, match="options.size is for shapes/scenes alone; leave it out"):
         sources.open_source("shapes/en", size=30)
 
 

@@ -161,6 +161,9 @@ def test_baselines_are_of_the_same_noise_and_better_than_nothing(task, params):
     nothing = task.split_loss({}, "validation")["mse"]
     task.bind = before
     assert found.keys() == {"linear_mse"} and 0 < found["linear_mse"] < 0.5 * nothing
+    large = get_config()
+    large.data.update(height=32, width=36)
+    assert make_task(large).baselines("validation") == {}
 
 
 def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
@@ -179,6 +182,10 @@ def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
     [
         ({"loss.process": "ddpm"}, "'euler', which follows the velocity of a flow"),
         ({"checkpoint.best_metric": "right"}, "evaluate.examples of 1 or more measures"),
+        (
+            {"checkpoint.best_metric": "right", "evaluate.examples": 2, "data.name": "shapes"},
+            "measured on shapes/scenes of 16 by 16 pixels alone; take 'mse'",
+        ),
         ({"data.height": 18}, "18 and 16; expected multiples of model.patch_size, 4"),
         ({"model.name": "vit"}, "has no"),
     ],

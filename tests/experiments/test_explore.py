@@ -62,6 +62,8 @@ def test_a_knocked_out_head_is_a_model_whose_kernel_has_zeros_there(opened):
     translator = task.translator(params)
     pair = (TEXT, "La page montre des mots.")
     (found,) = translator.knockouts([pair])
+    translator.knockouts([(TEXT, "La page montre un mot.")])
+    assert translator._scaled._cache_size() == 1  # a text more is no program more
     (seen,) = translator.attention([pair])
     L, N = found.heads
     assert (L, N) == seen.weights.shape[:2]
@@ -127,6 +129,17 @@ def test_the_page_is_served_and_questions_are_answered():
         assert asked(server, "POST", "/read", "x", Host=own, Origin=f"http://{own}")[0] == 200
 
 
+def test_a_page_at_port_80_is_asked_for_without_its_port():
+    with serving(lambda body, name: body.decode()) as server:
+        port, server.server_port = server.server_port, 80
+        for host in (HOST, "localhost", f"{HOST}:80"):
+            connection = http.client.HTTPConnection(HOST, port, timeout=20)
+            given = dict(Host=host, Origin=f"http://{host}")
+            connection.request("POST", "/read", "x", given)
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
 def test_what_is_not_a_question_of_this_page_is_refused():
     def never(*_):
         raise AssertionError("asked")
@@ -184,6 +197,8 @@ def test_questions_to_a_run_are_read_or_refused_in_a_line(reader):
         for body in ("", "   ", "x" * 2001):
             status, said, _ = asked(server, "POST", "/read", body.encode())
             assert status == 400 and "expected 1 to 2000" in json.loads(said)["error"]
+        status, said, _ = asked(server, "POST", "/read", b"word " * 390)
+        assert status == 400 and "the text is longer than the" in json.loads(said)["error"]
         for body in (
             b"\xff\xfe\x00",
             *(text.encode("utf-8", "replace") for text in NASTY if text.strip()),

@@ -56,6 +56,18 @@ def test_groups_hold_the_frames_of_the_recording_and_the_ids_those_of_its_letter
     assert ids[-1] == 1 and [task.letters.letters[i - 2] for i in ids[:-1]] == list("bad cab")
 
 
+def test_few_examples_cost_few_spectrograms_and_none_is_made_twice(monkeypatch):
+    task, made = make_task(config_file.get_config("tiny")), []
+    whole = task._with_frames
+    monkeypatch.setattr(task, "_with_frames", lambda each: made.append(each["id"]) or whole(each))
+    first = task.examples("validation", 2)
+    assert len(first) == len(made) == 2
+    every = task.examples("validation")
+    assert [each["id"] for each in every] == made and len(every) > 2
+    assert every[0] is first[0] and len(task.examples("validation", 1)) == 1
+    assert len(made) == len(every)
+
+
 def test_the_loss_is_that_of_its_definition(task, params, batch):
     _, sums = jax.jit(lambda p, b: task.loss(p, b, None))(params, batch)
 

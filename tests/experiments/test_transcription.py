@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from configs import speech
 from crossattn.data.errors import DataError
 from crossattn.data.sources import tones
+from crossattn.train.errors import MissingPackage
 from experiments import train
 from experiments.errors import SettingsError
 from experiments.settings import check
@@ -61,6 +63,15 @@ def test_values_of_other_names_are_heard_and_written(task):
     }  # fmt: skip
     with pytest.raises(DataError, match="hold id, audio, text; this task reads 'sound'"):
         other.refuse_unready()
+
+
+@pytest.mark.parametrize("missing", ["sacrebleu.metrics", "jiwer"])
+def test_a_package_of_scores_that_is_missing_is_named_before_the_run(missing, monkeypatch):
+    config = speech.get_config("tiny")
+    config.evaluate.examples = 1
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingPackage, match=missing.partition(".")[0]):
+        make_task(config).refuse_unready()
 
 
 def test_translation_hears_french_stamps_and_writes_english_captions():

@@ -34,7 +34,9 @@ OPTIONS = {
         int, "Sentences of so many most frequent words alone; 0 is any words.", "[0, inf)"
     ),
     "turns": Option(bool, "Each training sentence is read by one of the voices, in turn."),
-    "held_out": Option(str, "Voices of validation and test, A,B; none has those of training."),
+    "held_out": Option(
+        str, "Voices of validation and test, A,B; 'none' takes the training voices."
+    ),
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
 """The letters of the sentences, which are in small letters."""
@@ -54,8 +56,18 @@ def open_split(
     turns: bool = False,
     held_out: str = "none",
 ) -> Sequence[Example]:
-    """Returns examples {"id", "text", "voice", "audio"}: audio float32 at 16 kHz, about 2 s."""
-    voices = (rest if split == "train" or held_out == "none" else held_out).split(",")
+    """Returns examples {"id", "text", "family", "voice", "audio"}: audio float32 at 16 kHz, about 2 s.
+
+    The family is the text, since what several voices say is one sentence.
+    """
+    apart = [] if held_out == "none" else held_out.split(",")
+    for voice, count in Counter([*rest.split(","), *apart]).items():
+        if count > 1:
+            raise DataError(
+                f"the voice {voice!r} is named {count} times in espeak/{rest} and data.options.held_out"
+                f" {held_out!r}; name each voice once."
+            )
+    voices = rest.split(",") if split == "train" else apart or rest.split(",")
     texts = [text for text in _sentences(data_dir) if len(text) <= longest]
     texts = of_words(texts, words) if words else texts
     texts = [text for text in texts if split_of(text) == split]
@@ -70,7 +82,8 @@ def open_split(
     def example(place: tuple[int, str]) -> Example:
         number, voice = place
         text, audio = own[voice][number], sounds[voice][number]
-        return {"id": f"{voice}/{number}", "text": text, "voice": voice, "audio": audio}
+        name = f"{split}/{voice}/{number}"
+        return {"id": name, "text": text, "family": text, "voice": voice, "audio": audio}
 
     return MappedSource(places, example)
 

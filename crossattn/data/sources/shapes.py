@@ -28,10 +28,8 @@ _GERMAN = {
 OPTIONS = {"size": Option(int, "Training scenes.", "[1, inf)")}
 _COLOURS = ("red", "green", "blue", "black")
 _SIZE, _TRAIN, _HELD_OUT = scenes.SIDE, 960, 256
-_SCENES, _OTHERS = (
-    20_000,
-    500,
-)  # of train, unless another size is asked for, and of the other splits
+_SCENES = 20_000  # of train, unless another size is asked for
+_OTHERS = 500  # scenes of each other split
 _HELD_OUT_PAIRS = {"test": 0, "validation": 3}
 
 
@@ -47,7 +45,7 @@ def open_split(
         count = (size or _SCENES) if split == "train" else _OTHERS
         return MappedSource(range(count), functools.partial(_scene, split=split))
     if size is not None:
-        raise DataError(f"size is that of shapes/scenes; shapes{rest and '/' + rest} has no other")
+        raise DataError("data.options.size is for shapes/scenes alone; leave it out.")
     languages = rest.split(",") if rest else []
     if rest and (not set(languages) <= {"en", "de"} or len(set(languages)) < len(languages)):
         raise DataError(
