@@ -30,10 +30,10 @@ def get_config(arg: str = ""):
         ),
         tokenizer=dict(kind="bpe", vocab_size=400),
         model=parts.picture_model(
-            "pixart", dim=96, mlp_dim=288, layers=4, text_layers=1, patch_size=4, dropout_rate=0.0
+            "pixart", dim=96, mlp_dim=288, layers=4, text_layers=1, patch_size=2, dropout_rate=0.0
         ),
         loss=dict(process="ddpm" if noise else "flow", unread=0.1),
-        optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.01),
+        optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.01),
         train=parts.train(steps=4000, ema_decay=0.998, log_every=50, eval_every=1000),
         checkpoint=parts.checkpoint(every=1000),
         evaluate=dict(
@@ -51,7 +51,7 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config.data.update(batch_size=32, height=8, width=8, options=dict(size=1500))
     # A patch has fewer numbers than the model's vectors, which have to hold its noise.
     config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=2)
-    config.optim.warmup_steps = 4
+    config.optim.update(learning_rate=2e-3, warmup_steps=4)
     config.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
     config.checkpoint.every = 12
     config.evaluate.update(examples=0, steps=4)
