@@ -3,7 +3,7 @@
 from configs import parts
 
 ANSWERS = ("point", "generate")
-ZOO = {"point": 800, "generate": 800}
+ZOO = {"point": 800, "generate": 1600}
 
 
 def get_config(arg: str = ""):
@@ -31,7 +31,7 @@ def get_config(arg: str = ""):
     )
     if "tiny" in words:
         config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
-        config.data.update(name="cloze/made", options={}, source_len=40, target_len=12)
+        config.data.update(name="cloze/made", options=dict(repeats=30), source_len=40, target_len=12)
         config.data.batch_size = 16
         config.model.dropout_rate = 0.0
         config.optim.update(learning_rate=3e-3, warmup_steps=50)

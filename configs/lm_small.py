@@ -1,11 +1,22 @@
-"""A small decoder-only language model of the LibreOffice help's English text."""
+"""A small decoder-only language model of the LibreOffice help's English text.
+
+``all_attention`` has no feed-forward networks: every head reads 1,024 learnt vectors beside the text, which
+are as many parameters (Sukhbaatar et al. 2019).
+
+    python -m experiments.train --config=configs/lm_small.py:all_attention --workdir=runs/all_attention
+"""
+
+from ml_collections.config_dict import placeholder
 
 from configs import parts
 
+ZOO = {"": 800, "all_attention": 800}
+
 
 def get_config(arg: str = ""):
-    """Argument: tiny, or nothing."""
-    words = parts.words(arg)
+    """Arguments: feedforward (the default) or all_attention; tiny."""
+    kinds = ("feedforward", "all_attention")
+    words = parts.words(arg, kinds)
     config = parts.experiment(
         "language_model",
         data=parts.data("libreoffice_help/en-fr", side="source", batch_size=16),
@@ -15,4 +26,8 @@ def get_config(arg: str = ""):
         optim=parts.adamw(),
         train=parts.train(steps=600),
     )
-    return parts.tiny(config, layers=1) if "tiny" in words else config
+    config = parts.tiny(config, layers=1) if "tiny" in words else config
+    if parts.choice(words, kinds) == "all_attention":
+        config.model.num_persistent = config.model.mlp_dim
+        config.model.mlp_dim = placeholder(int)
+    return config
