@@ -31,7 +31,9 @@ def get_config(arg: str = ""):
     )
     if "tiny" in words:
         config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
-        config.data.update(name="cloze/made", options=dict(repeats=30), source_len=40, target_len=12)
+        config.data.update(
+            name="cloze/made", options=dict(repeats=30), source_len=40, target_len=12
+        )
         config.data.batch_size = 16
         config.model.dropout_rate = 0.0
         config.optim.update(learning_rate=3e-3, warmup_steps=50)

@@ -315,8 +315,9 @@ class TransformerTTS(Autoregressive):
         With ``return_weights``, a pair of these two and the weights.
         """
         keys = split(key, 2)
-        given_to_all = dict(key=keys[0], return_weights=return_weights, **given)
-        hidden, weights = self.hidden(source, target_in, **given_to_all)
+        hidden, weights = self.hidden(
+            source, target_in, key=keys[0], return_weights=return_weights, **given
+        )
         groups, stop = self.logits(hidden)
         said = self.refine(groups, given.get("target_segment_ids"), keys[1]), stop
         return (said, weights) if return_weights else said
