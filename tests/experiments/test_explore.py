@@ -46,10 +46,10 @@ def views_of(path):
 
 def test_a_page_has_the_attention_of_each_text(opened, tiny_run, launched, tmp_path):
     out = tmp_path / "page.html"
-    code, said, _ = launched("explore", f"--workdir={tiny_run}", TEXT, NASTY[0], f"--out={out}")
+    code, said, _ = launched("explore", f"--workdir={tiny_run}", TEXT, "</script>", f"--out={out}")
     assert code == 0 and said.startswith(f"{out}: ")
     views = views_of(out)
-    assert [view["name"] for view in views] == [TEXT, NASTY[0]]
+    assert [view["name"] for view in views] == [TEXT, "</script>"]
     translator = opened[0].translator(opened[1])
     (written,) = translator.texts([TEXT])
     (seen,) = translator.attention([(TEXT, written)])
@@ -62,8 +62,6 @@ def test_a_knocked_out_head_is_a_model_whose_kernel_has_zeros_there(opened):
     translator = task.translator(params)
     pair = (TEXT, "La page montre des mots.")
     (found,) = translator.knockouts([pair])
-    translator.knockouts([(TEXT, "La page montre un mot.")])
-    assert translator._scaled._cache_size() == 1  # a text more is no program more
     (seen,) = translator.attention([pair])
     L, N = found.heads
     assert (L, N) == seen.weights.shape[:2]
