@@ -33,16 +33,9 @@ _ROUNDS = 5
 
 def main() -> None:
     """Measures and prints."""
-    parser = Options(__doc__)
-    parser.add_argument("run", help="work directory of a run of translation")
-    parser.add_argument("--split", default="validation", metavar="NAME", help="test; validation")
-    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
-    parser.add_argument("--rows", type=int, default=8, metavar="N", help="rows of the batch; 8")
-    options = parser.parse_args()
-    task, params = translator(parser, options.run, options.step)
-    batch = first_rows(task, options.split, options.rows)
+    task, params, batch, split = given(__doc__, rows=8)
     told = float(batch["target_segment_ids"].astype(bool).sum())
-    print(f"{contest.machine()}; {rows_of(batch)} rows, {told:.0f} tokens of {options.split}\n")
+    print(f"{contest.machine()}; {rows_of(batch)} rows, {told:.0f} tokens of {split}\n")
 
     losses = functools.partial(token_losses, task, batch)
     model = task.bind(params)
@@ -59,6 +52,18 @@ def main() -> None:
     contend(losses, params, every)
     same = [bool(np.all(x == y)) for x, y in zip(found, zeroed(losses, params, every), strict=True)]
     print(f"{sum(same)} of {len(same)} heads have the losses of zeroed kernels in every bit")
+
+
+def given(text: str | None, rows: int) -> tuple[TranslationTask, Any, dict[str, np.ndarray], str]:
+    """Reads the command line: the task and parameters of a run, rows of a split, and its name."""
+    parser = Options(text)
+    parser.add_argument("run", help="work directory of a run of translation")
+    parser.add_argument("--split", default="validation", metavar="NAME", help="test; validation")
+    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument("--rows", type=int, default=rows, metavar="N", help=f"sentences; {rows}")
+    options = parser.parse_args()
+    task, params = translator(parser, options.run, options.step)
+    return task, params, first_rows(task, options.split, options.rows), options.split
 
 
 def translator(parser: Options, run: str, step: str) -> tuple[TranslationTask, Any]:

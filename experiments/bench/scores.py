@@ -17,9 +17,8 @@ import numpy as np
 
 from crossattn.analysis import scores
 from experiments.bench import contest
-from experiments.bench.knockouts import first_rows, rows_of, translator
+from experiments.bench.knockouts import given, rows_of
 from experiments.intervals import ratio
-from experiments.options import Options
 
 _FEWEST = 4  # source tokens of a sentence whose order says something
 _WIDTH = 22  # characters of a column
@@ -27,14 +26,7 @@ _WIDTH = 22  # characters of a column
 
 def main() -> None:
     """Measures and prints."""
-    parser = Options(__doc__)
-    parser.add_argument("run", help="work directory of a run of translation")
-    parser.add_argument("--split", default="validation", metavar="NAME", help="test; validation")
-    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
-    parser.add_argument("--rows", type=int, default=32, metavar="N", help="sentences; 32")
-    options = parser.parse_args()
-    task, params = translator(parser, options.run, options.step)
-    batch = first_rows(task, options.split, options.rows)
+    task, params, batch, split = given(__doc__, rows=32)
     found, seconds = {}, {}
     for name, score in scores.SCORES.items():
         program = jax.jit(lambda p, score=score: score(task.bind(p), batch)).lower(params).compile()
@@ -42,7 +34,7 @@ def main() -> None:
         found[name] = np.asarray(program(params))
         seconds[name] = time.process_time() - start
     *names, reference = found
-    print(f"{contest.machine()}; {rows_of(batch)} sentences of {options.split}\n")
+    print(f"{contest.machine()}; {rows_of(batch)} sentences of {split}\n")
     heads = " ".join(f"{name:<{_WIDTH}}" for name in _HOW)
     print(f"{'against ' + reference:<34} {heads} seconds")
     for name in names:
