@@ -79,7 +79,7 @@ def row(name: str, errors: Mapping[str, float], ends: Mapping[str, int]) -> str:
     def equal(name: str) -> str:
         return f"{1 - errors[name]:.0%}, {ends[name]} of {SEARCHED} end" if name in errors else "-"
 
-    outputs = ("logits", "vectors", "pooled", "next sentence")
+    outputs = ("logits", "frames", "vectors", "pooled", "next sentence")
     cells = [shown(*outputs), shown("weights"), shown("loss"), shown("gradient")]
     return f"| {name} | {' | '.join([*cells, *map(equal, SEARCHES)])} |"
 

@@ -12,13 +12,13 @@ from experiments.parity.weights import EOS
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
-IMAGE, CLASSES = (7, 7, 3), 5
+IMAGE, CLASSES, SPEAKER = (7, 7, 3), 5, 8
 # Prompts with pictures: length, image token, and tokens of one picture.
 PROMPT, IMAGE_ID, PATCHES = 14, VOCAB - 1, 4
 
 Kind = Literal[
     "pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes",
-    "prompt", "picture and text",
+    "prompt", "picture and text", "said",
 ]  # fmt: skip
 
 
@@ -31,7 +31,8 @@ class Case:
       model: class of ``transformers``.
       config: arguments of its config.
       kind: of its inputs: two texts, sound and text, a picture and text, one text, a picture, a picture or
-        a text whose bytes latents read, a text with pictures in it, pictures and texts to compare.
+        a text whose bytes latents read, a text with pictures in it, pictures and texts to compare, a text
+        that is said.
       search: the seed of the random weights of a model that also generates, chosen so that the texts differ
         and end at different lengths; 0 is none.
       untied: names of tensors that the class ties, and this model does not.
@@ -95,6 +96,13 @@ _PERCEIVER = dict(
     num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16,
     vocab_size=VOCAB, max_position_embeddings=LENGTH + 3, image_size=IMAGE[0], num_labels=CLASSES,
 )  # fmt: skip
+_SPEECHT5 = dict(
+    vocab_size=VOCAB, hidden_size=16, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24,
+    decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=20, num_mel_bins=MELS, reduction_factor=2,
+    speech_decoder_prenet_units=12, speech_decoder_postnet_layers=3, speech_decoder_postnet_units=10,
+    speech_decoder_postnet_kernel=5, speaker_embedding_dim=SPEAKER, encoder_max_relative_position=3,
+    max_text_positions=32, max_speech_positions=64, **_IDS,
+)  # fmt: skip
 _READS: Changes = dict(is_decoder=True, add_cross_attention=True)
 # The first tokens of texts, by the family; BOS for the others.
 _STARTS = {"Bart": EOS, "Mvp": EOS, "Marian": PAD, "Pegasus": PAD}
@@ -115,6 +123,7 @@ bert = _family("BERT", _BERT, "encoder")
 whisper = _family("Whisper", _WHISPER, "speech", "WhisperForConditionalGeneration")
 gpt2 = _family("GPT-2", _GPT2, "decoder", "GPT2LMHeadModel")
 clip_vision = _family("CLIP", _CLIP_VISION, "picture", "CLIPVisionModel")
+speecht5 = _family("SpeechT5", _SPEECHT5, "said", "SpeechT5ForTextToSpeech")
 perceiver = _family("Perceiver", _PERCEIVER, "latents of picture")
 
 
@@ -291,6 +300,9 @@ CASES = (
     perceiver("masked bytes, latents not added", "PerceiverForMaskedLM", "bytes", use_query_residual=False,
               qk_channels=None, v_channels=None, cross_attention_shape_for_attention="q"),
     perceiver("classes of texts", "PerceiverForSequenceClassification", "bytes", v_channels=None),
+    speecht5("two frames a step"),
+    speecht5("a frame a step, relu, unequal halves", reduction_factor=1, hidden_act="relu", encoder_layers=1,
+             speech_decoder_postnet_layers=1, encoder_max_relative_position=20, layer_norm_eps=1e-2),
 )  # fmt: skip
 
 
@@ -316,6 +328,10 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     if case.kind == "caption":
         image = random.standard_normal((SEARCHED, *IMAGE)).astype(np.float32)
         return arrays | {"image": image}
+    if case.kind == "said":
+        del arrays["labels"]
+        arrays["frames"] = random.standard_normal((SEARCHED, TARGET, MELS)).astype(np.float32)
+        arrays["speaker"] = random.standard_normal((SEARCHED, SPEAKER)).astype(np.float32)
     if case.kind == "speech":
         arrays["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
     else:

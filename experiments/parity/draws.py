@@ -146,6 +146,17 @@ _LLAVA = {
         dict(vision_feature_layer=1, vision_feature_select_strategy="full", image_seq_length=5),
     ),
 }
+_SPEECHT5 = {
+    "hidden_act": _ACTIVATIONS,
+    "layer_norm_eps": (1e-5, 1e-2),
+    "reduction_factor": (1, 2, 3),
+    "encoder_layers": _DEPTHS,
+    "decoder_layers": _DEPTHS,
+    "encoder_attention_heads": _HEADS,
+    "decoder_attention_heads": _HEADS,
+    "encoder_max_relative_position": (2, 20),
+    "speech_decoder_postnet_layers": _DEPTHS,
+}
 _CAPTIONER = {"reader": ("vit", "deit"), "writer": ("gpt2", "bert", "trocr")}
 _ENCODERS = ({}, dict(hidden_size=24), dict(num_hidden_layers=1, hidden_act="relu"))
 
@@ -214,4 +225,5 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "ViT": _of(_vit, _VIT),
     "Captioner": _captioner,
     "Perceiver": _of(cases.perceiver, _PERCEIVER),
+    "SpeechT5": _of(cases.speecht5, _SPEECHT5),
 }

@@ -68,6 +68,8 @@ def _forward(
         return _perceive(model, params, data)
     if case.kind == "prompt":
         return _prompted(model, params, data)
+    if case.kind == "said":
+        return _say(functional.bind(model, params), data)
     labels, measured = data["labels"], {}
     if case.kind == "decoder":
         tokens, reading = jnp.maximum(labels, PAD), _memory(case, data)
@@ -98,6 +100,17 @@ def _prompted(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, 
     logits = xa.apply(model, params, tokens, **given)
     labels = jnp.where(tokens == cases.IMAGE_ID, IGNORED, tokens)
     return {"logits": logits, "loss": _loss(logits[:, :-1], labels[:, 1:])}
+
+
+def _say(module: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Computes frames [B T M] after the given ones, and cross-attention weights."""
+    rows, _, mels = data["frames"].shape
+    # The class reads the last frame of each group alone.
+    groups = jnp.pad(data["frames"], [(0, 0), (0, 0), ((module.group - 1) * mels, 0)])
+    read = dict(source_segment_ids=data["present"], speaker=data["speaker"], return_weights=True)
+    hidden, weights = module.hidden(data["source"], groups, **read)
+    frames = module.refine(module.logits(hidden)[0]).reshape(rows, -1, mels)
+    return {"frames": frames, "weights": weights, "loss": frames.mean()}
 
 
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:

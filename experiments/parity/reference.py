@@ -25,6 +25,7 @@ _OUTPUTS = {
     "logits_per_image": "logits",
     "prediction_logits": "logits",
     "seq_relationship_logits": "next sentence",
+    "spectrogram": "frames",
     "last_hidden_state": "vectors",
     "pooler_output": "pooled",
 }
@@ -112,18 +113,25 @@ def outputs(case: Case, model: Any) -> dict[str, Any]:
     import torch
 
     data = _tensors(case)
+    if case.kind == "said":
+        without_dropout(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
     measured = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
     # Instead of a missing loss, a mean is differentiated.
-    vectors = "logits" if "logits" in out else "pooler_output"
-    measured["loss"] = out.loss if "loss" in out else out[vectors].mean()
+    differentiated = ("loss", "logits", "spectrogram", "pooler_output")
+    measured["loss"] = out[next(key for key in differentiated if key in out)].mean()
     if case.kind in ("latents of picture", "bytes"):
         measured |= _read_and_written(case, out, data)
     elif out.get("cross_attentions"):
         measured["weights"] = torch.stack(out.cross_attentions)
     return measured
+
+
+def without_dropout(model: Any) -> None:
+    """Takes out the dropout of a SpeechT5's prenet, which is drawn in evaluation too."""
+    model.speecht5.decoder.prenet._consistent_dropout = lambda x, p: x
 
 
 def arrays(case: Case, measured: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -175,6 +183,8 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
         call["labels"] = torch.nn.functional.pad(call["labels"], (0, more), value=IGNORED)
     if case.kind == "decoder":
         return call | _memory(few) | {"input_ids": call["labels"].clamp(min=PAD)}
+    if case.kind == "said":
+        call |= {"decoder_input_values": few["frames"], "speaker_embeddings": few["speaker"]}
     return call | {"input_ids": few["source"].long(), "attention_mask": few["present"]}
 
 

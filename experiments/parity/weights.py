@@ -20,13 +20,17 @@ _EOS_FACTOR = 2.0
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns random numbers, scaled so that signals neither vanish nor explode."""
+    """Returns random numbers, scaled so that signals neither vanish nor explode; variances are positive."""
+    if name.endswith("num_batches_tracked"):
+        return np.zeros(shape, np.int64)
     # numpy promises that RandomState's numbers never change.
     random = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) > 1 and shape[0] > 1:
         random *= 1.5 / np.sqrt(np.prod(shape[1:]))
     elif name.endswith("weight"):
         random = 1 + 0.2 * random  # a norm
+    elif name.endswith("running_var"):
+        random = 0.5 + np.abs(random)
     else:
         random *= 0.3  # a bias
     return random.astype(np.float32)

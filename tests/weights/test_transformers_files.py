@@ -48,6 +48,8 @@ def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
     theirs, info = cls.from_pretrained(
         folder, attn_implementation="eager", output_loading_info=True
     )
+    counts = {name for name in info["missing_keys"] if name.endswith("num_batches_tracked")}
+    info["missing_keys"] -= counts  # of training batches, which only a file that was read has
     assert not any(info.values()), info
     for module in theirs.modules():  # sinusoids of TrOCR, which it leaves without numbers
         if isinstance(getattr(module, "weights", None), torch.Tensor):
