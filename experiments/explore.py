@@ -6,10 +6,11 @@
     python -m experiments.explore --model=tiny.en talk.wav --out=talk.html
     python -m experiments.explore --workdir=runs/fr --serve
 
-A run of ``translation`` takes texts, one of ``captioning`` pictures, one of ``regions`` numbers of pages.
-Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which the first 30 seconds are shown. All
-but pages knock heads out. A page is one file of less than 2 MB that needs no network, explore.html without
-``--out``. ``--serve`` is for this machine alone, and ends with Ctrl-C.
+A run of ``translation`` takes texts, one of ``captioning`` or ``interleaved`` (Flamingo, LLaVA) pictures, one
+of ``regions`` numbers of pages. Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which the
+first 30 seconds are shown. Texts, captions and transcripts knock heads out. A page is one file of less than
+2 MB that needs no network, explore.html without ``--out``. ``--serve`` is for this machine alone, and ends
+with Ctrl-C.
 """
 
 import io
@@ -36,6 +37,7 @@ from experiments.runs import BASE, MEMBER, NUM_BEAMS, SPLIT, STEP, open_run
 from experiments.serving import PageServer
 from experiments.tasks.captioning import CaptioningTask
 from experiments.tasks.generation import without_each_head
+from experiments.tasks.interleaved import InterleavedTask
 from experiments.tasks.regions import RegionsTask
 from experiments.tasks.translation import TranslationTask
 from experiments.transcribe import LANGUAGE, MODEL, frames_of, open_whisper
@@ -128,10 +130,10 @@ def _read(reader: Reader, given: str) -> Explorer:
 def _reader() -> Reader:
     if not launch.WORKDIR.value:
         return sounds_of()
-    _, task, params = open_run(TranslationTask, CaptioningTask, RegionsTask)
+    _, task, params = open_run(TranslationTask, CaptioningTask, InterleavedTask, RegionsTask)
     if isinstance(task, TranslationTask):
         return texts_of(task, params)
-    return (pictures_of if isinstance(task, CaptioningTask) else pages_of)(task, params)
+    return (pages_of if isinstance(task, RegionsTask) else pictures_of)(task, params)
 
 
 def texts_of(task: Any, params: Any) -> Reader:
@@ -174,7 +176,8 @@ def pictures_of(task: Any, params: Any) -> Reader:
     launch.need("PIL", install="crossattn[images]")
     prompt = np.array([task.prompt_in(language_of(task, LANGUAGE.value))], np.int32)
     writer, weights = task.writer(params, NUM_BEAMS.value), task.head_weights(params)
-    without, first = task.without_heads(params), prompt.shape[1] - 1
+    without = task.without_heads(params) if isinstance(task, CaptioningTask) else None
+    first = prompt.shape[1] - 1
     feature = task.features["source"]
 
     def read(picture: Any) -> Explorer:
@@ -189,8 +192,11 @@ def pictures_of(task: Any, params: Any) -> Reader:
         kept = [i for i, token in enumerate(tokens) if token != "<pad>"]
         grid = seen.shape[-2:]
         flat = seen.reshape(*seen.shape[:3], -1)[:, :, kept]
-        own, likeliest = (each[:, 0, first:][:, kept] for each in without(x, text))
-        outs = _knocked(own, [_names(task, each.tolist()) for each in likeliest], seen.shape[:2])
+        outs = None
+        if without is not None:
+            own, likeliest = (each[:, 0, first:][:, kept] for each in without(x, text))
+            others = [_names(task, each.tolist()) for each in likeliest]
+            outs = _knocked(own, others, seen.shape[:2])
         image = viz.Patches(inputs.shown(feature, value), grid)
         shown = [tokens[i] for i in kept]
         return viz.explore(flat, image, shown, knockouts=outs, name=Path(name).name)
@@ -247,7 +253,8 @@ def sounds_of() -> Reader:
         memory = viz.Sound(frames, len(frames) * FRAME, times, audio, RATE)
         name = Path(getattr(sound, "name", sound)).name
         weights = seen.reshape(*shape, *seen.shape[1:])
-        outs = _unheard(transcriber, frames, [w.text for w in words], transcript.language, shape)
+        texts = [word.text for word in words]
+        outs = _unheard(transcriber, frames, texts, transcript.language, shape)
         said = [word.text.strip() for word in words]
         return viz.explore(weights, memory, said, knockouts=outs, name=name)
 
@@ -256,15 +263,14 @@ def sounds_of() -> Reader:
 
 def _unheard(
     transcriber: Any, frames: np.ndarray, words: Sequence[str], language: str, shape: tuple
-) -> viz.Knockouts | None:
-    """Returns the probabilities of words, products of those of their tokens; None for a text too long."""
+) -> viz.Knockouts:
+    """Returns the probabilities of words, products of those of tokens; 1 beyond the model's positions."""
     tokens, config = transcriber.tokens, transcriber.build.config
     ids = [tokens.encode(word) for word in words]
     before = tokens.prefix(language, transcriber.task, times=False)
-    text = [*before, *itertools.chain.from_iterable(ids)]
-    if len(text) > config.transformer.max_length:
-        return None
-    size = min(-(-len(text) // 32) * 32, config.transformer.max_length)  # a program for each
+    longest = config.transformer.max_length
+    text = [*before, *itertools.chain.from_iterable(ids)][:longest]
+    size = min(-(-len(text) // 32) * 32, longest)  # a program for each
     padded = np.full(size, tokens.end, np.int32)
     padded[: len(text)] = text
     window = np.pad(frames, ((0, config.max_frames - len(frames)), (0, 0)))

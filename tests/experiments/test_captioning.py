@@ -374,7 +374,9 @@ def test_pictures_are_explored_head_by_head(workdir, launched, tmp_path, picture
         (params, view["knockouts"]["probabilities"][0][1]),
     ):
         model = task.bind(p)
-        logits = model.logits(model.hidden(x[None], text[:, :-1])[0])[0, prompt.shape[1] - 1 :]
+        logits = model.logits(model.hidden(jnp.asarray(x[None]), jnp.asarray(text[:, :-1]))[0])[
+            0, prompt.shape[1] - 1 :
+        ]
         own = np.exp(log_softmax(logits))[np.arange(len(ids)), ids]
         np.testing.assert_allclose(said, own[kept], atol=2e-4)
 

@@ -116,8 +116,10 @@ def test_a_sound_is_explored_in_every_head(folder, wav, launched, tmp_path):
     tokens, (build, params) = whisper_of.tokens, (whisper_of.build, whisper_of.params)
     ids = [tokens.encode(word.text) for word in said]
     prefix = tokens.prefix("en", "transcribe", times=False)
-    text = np.array([[*prefix, *sum(ids, [])]], np.int32)
-    window = np.pad(frames, ((0, build.config.max_frames - len(frames)), (0, 0)))[None]
+    longest = build.config.transformer.max_length
+    text = jnp.array([[*prefix, *sum(ids, [])][:longest]])
+    missing = build.config.max_frames - len(frames)
+    window = jnp.pad(frames, ((0, missing), (0, 0)))[None]
     flat, name = functional.flatten(params), "decoder.stack.layers.1.cross.out.kernel"
     zeroed = functional.nest(flat | {name: jnp.asarray(flat[name]).at[0].set(0)})
     for p, found in (
