@@ -6,23 +6,26 @@
     python -m experiments.explore --model=tiny.en talk.wav --out=talk.html
     python -m experiments.explore --workdir=runs/fr --serve
 
-A run of ``translation`` takes texts, and its page knocks heads out; one of ``captioning`` takes pictures,
-one of ``regions`` numbers of pages. Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which
-the first 30 seconds are shown. A page is one file of less than 2 MB that needs no network,
-explore.html without ``--out``. ``--serve`` is for this machine alone, and ends with Ctrl-C.
+A run of ``translation`` takes texts, one of ``captioning`` or ``interleaved`` (Flamingo, LLaVA) pictures, one
+of ``regions`` numbers of pages. Without ``--workdir``, the Whisper of ``--model`` takes sounds, of which the
+first 30 seconds are shown. Texts, captions and transcripts knock heads out. A page is one file of less than
+2 MB that needs no network, explore.html without ``--out``. ``--serve`` is for this machine alone, and ends
+with Ctrl-C.
 """
 
 import io
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from absl import flags
 
-from crossattn import viz
+from crossattn import functional, viz
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
 from crossattn.data.mel import HOP, RATE
@@ -33,6 +36,8 @@ from experiments.caption import language_of
 from experiments.runs import BASE, MEMBER, NUM_BEAMS, SPLIT, STEP, open_run
 from experiments.serving import PageServer
 from experiments.tasks.captioning import CaptioningTask
+from experiments.tasks.generation import without_each_head
+from experiments.tasks.interleaved import InterleavedTask
 from experiments.tasks.regions import RegionsTask
 from experiments.tasks.translation import TranslationTask
 from experiments.transcribe import LANGUAGE, MODEL, frames_of, open_whisper
@@ -125,10 +130,10 @@ def _read(reader: Reader, given: str) -> Explorer:
 def _reader() -> Reader:
     if not launch.WORKDIR.value:
         return sounds_of()
-    _, task, params = open_run(TranslationTask, CaptioningTask, RegionsTask)
+    _, task, params = open_run(TranslationTask, CaptioningTask, InterleavedTask, RegionsTask)
     if isinstance(task, TranslationTask):
         return texts_of(task, params)
-    return (pictures_of if isinstance(task, CaptioningTask) else pages_of)(task, params)
+    return (pages_of if isinstance(task, RegionsTask) else pictures_of)(task, params)
 
 
 def texts_of(task: Any, params: Any) -> Reader:
@@ -149,13 +154,7 @@ def texts_of(task: Any, params: Any) -> Reader:
         shape = seen.weights.shape[:2]
         outs = None
         if knocked is not None and knocked[0].heads == shape:
-            own = knocked[0]
-            likeliest = [
-                own.likeliest[1:][i : i + shape[1]]
-                for i in range(0, len(own.likeliest) - 1, shape[1])
-            ]
-            by_head = own.probabilities[1:].reshape(*shape, -1)
-            outs = viz.Knockouts(own.probabilities[0], by_head, likeliest, own.likeliest[0])
+            outs = _knocked(knocked[0].probabilities, knocked[0].likeliest, shape)
         return viz.explore(
             seen.weights, seen.source_tokens, seen.target_tokens, knockouts=outs, name=text
         )
@@ -163,10 +162,22 @@ def texts_of(task: Any, params: Any) -> Reader:
     return Reader(read, f"What each word of a {task.written} reads", "A text to read")
 
 
+def _knocked(
+    probabilities: np.ndarray, likeliest: Sequence[Sequence[str]], shape: tuple[int, int]
+) -> viz.Knockouts:
+    """Returns what is said with all heads, and without each of [L N], of [1 + L N, T]."""
+    L, N = shape
+    instead = [likeliest[1 + layer * N : 1 + (layer + 1) * N] for layer in range(L)]
+    by_head = probabilities[1:].reshape(L, N, -1)
+    return viz.Knockouts(probabilities[0], by_head, instead, likeliest[0])
+
+
 def pictures_of(task: Any, params: Any) -> Reader:
     launch.need("PIL", install="crossattn[images]")
     prompt = np.array([task.prompt_in(language_of(task, LANGUAGE.value))], np.int32)
     writer, weights = task.writer(params, NUM_BEAMS.value), task.head_weights(params)
+    without = task.without_heads(params) if isinstance(task, CaptioningTask) else None
+    first = prompt.shape[1] - 1
     feature = task.features["source"]
 
     def read(picture: Any) -> Explorer:
@@ -175,13 +186,20 @@ def pictures_of(task: Any, params: Any) -> Reader:
         x = feature.prepare(value)[None]
         ids = writer(x, prompt)[0]
         # Row t belongs to the step that predicts the token after it.
-        seen = weights(x, np.concatenate([prompt, ids[None]], 1))[:, 0, :, prompt.shape[1] - 1 :]
+        text = np.concatenate([prompt, ids[None]], 1)
+        seen = weights(x, text)[:, 0, :, first:]
         tokens = _names(task, ids.tolist())
         kept = [i for i, token in enumerate(tokens) if token != "<pad>"]
         grid = seen.shape[-2:]
         flat = seen.reshape(*seen.shape[:3], -1)[:, :, kept]
+        outs = None
+        if without is not None:
+            own, likeliest = (each[:, 0, first:][:, kept] for each in without(x, text))
+            others = [_names(task, each.tolist()) for each in likeliest]
+            outs = _knocked(own, others, seen.shape[:2])
         image = viz.Patches(inputs.shown(feature, value), grid)
-        return viz.explore(flat, image, [tokens[i] for i in kept], name=Path(name).name)
+        shown = [tokens[i] for i in kept]
+        return viz.explore(flat, image, shown, knockouts=outs, name=Path(name).name)
 
     return Reader(read, "What each word of a caption reads", "A picture to describe", "image/*")
 
@@ -235,9 +253,46 @@ def sounds_of() -> Reader:
         memory = viz.Sound(frames, len(frames) * FRAME, times, audio, RATE)
         name = Path(getattr(sound, "name", sound)).name
         weights = seen.reshape(*shape, *seen.shape[1:])
-        return viz.explore(weights, memory, [word.text.strip() for word in words], name=name)
+        texts = [word.text for word in words]
+        outs = _unheard(transcriber, frames, texts, transcript.language, shape)
+        said = [word.text.strip() for word in words]
+        return viz.explore(weights, memory, said, knockouts=outs, name=name)
 
     return Reader(read, "What each word of a transcript hears", "A sound to write down", "audio/*")
+
+
+def _unheard(
+    transcriber: Any, frames: np.ndarray, words: Sequence[str], language: str, shape: tuple
+) -> viz.Knockouts:
+    """Returns the probabilities of words, products of those of tokens; 1 beyond the model's positions."""
+    tokens, config = transcriber.tokens, transcriber.build.config
+    ids = [tokens.encode(word) for word in words]
+    before = tokens.prefix(language, transcriber.task, times=False)
+    longest = config.transformer.max_length
+    text = [*before, *itertools.chain.from_iterable(ids)][:longest]
+    size = min(-(-len(text) // 32) * 32, longest)  # a program for each
+    padded = np.full(size, tokens.end, np.int32)
+    padded[: len(text)] = text
+    window = np.pad(frames, ((0, config.max_frames - len(frames)), (0, 0)))
+    found = jax.device_get(_without(transcriber.build, transcriber.params, window, padded))
+    ends = np.cumsum([len(before) - 1, *map(len, ids)])
+    parts = list(itertools.pairwise(ends.tolist()))
+    own, likeliest = found
+    products = np.stack([own[:, a:b].prod(1) for a, b in parts], 1)
+    said = [[tokens.decode(each[a:b].tolist()).strip() for a, b in parts] for each in likeliest]
+    return _knocked(products, said, shape)
+
+
+@partial(jax.jit, static_argnames="build")
+def _without(build: Any, params: Any, frames: Any, text: Any) -> Any:
+    model = functional.bind(build, params)
+    encoded = model.encode(frames[None]).vectors
+
+    def logits(edited: Any) -> Any:
+        states = edited.prefill(1, 1, len(text), encoded=encoded)
+        return edited.decode_step(text[None, None, :-1], states)[0][0, 0]
+
+    return without_each_head(model, "decoder.cross.heads", logits, text[1:])
 
 
 if __name__ == "__main__":

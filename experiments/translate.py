@@ -26,6 +26,7 @@ from experiments import inputs, launch
 from experiments.runs import BASE, MEMBER, NUM_BEAMS, SEED, STEP, open_run
 from experiments.tasks.alignment import markup_recipe, stated_recipe
 from experiments.tasks.generation import Attention
+from experiments.tasks.tags import placed
 from experiments.tasks.translation import TranslationTask
 
 _LENGTH_PENALTY = flags.DEFINE_float(
@@ -116,9 +117,7 @@ def _read_markup(texts: Sequence[str]) -> list[markup.Marked]:
 
 def carried(marked: markup.Marked, text: str, attention: Attention, recipe: Recipe) -> str:
     """Returns the HTML of a translation, by the attention that a recipe reads."""
-    weights = recipe.token_weights(attention.weights, len(attention.target_tokens))
-    spans = markup.place(marked, text, weights, attention.source_spans, attention.target_spans)
-    return markup.write(marked, text, spans)
+    return markup.write(marked, text, placed(marked, text, attention, recipe))
 
 
 def decoding() -> dict[str, Any]:

@@ -28,6 +28,7 @@ Pairs = Mapping[str, Any]
 
 _CROSS = "decoder.cross"
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
+_TOGETHER = 8  # source tokens of a forward derivative, which have one forward pass
 
 
 def mean_weights(model: Any, pairs: Pairs) -> Float[Array, "B T S"]:
@@ -155,7 +156,7 @@ def _slopes(model: Any, pairs: Pairs, part: Float[AnyArray, ""]) -> Float[Array,
 
     # A row's source tokens move its own likelihoods alone, so one direction serves all rows.
     slope = lambda way: jax.jvp(told, (jnp.full(S, part),), (way,))[1]  # noqa: E731
-    return jnp.moveaxis(jax.lax.map(slope, jnp.eye(S)), 0, -1)
+    return jnp.moveaxis(jax.lax.map(slope, jnp.eye(S), batch_size=_TOGETHER), 0, -1)
 
 
 def _captured(model: Any, pairs: Pairs, *names: str) -> list[Array]:

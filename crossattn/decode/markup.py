@@ -26,8 +26,9 @@ from crossattn.types import Float, Int
 Span = tuple[int, int]
 
 _TAG = re.compile(
-    r"<!--.*?-->|<[!?][^>]*>|<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*)(?:\"[^\"]*\"|'[^']*'|[^'\">])*>",
-    re.DOTALL,
+    r"""<!--.*?-->|<[!?][^>]*>|<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*)
+    (?>=\s*[^\s"'>][^\s>]*|"[^"]*"|'[^']*'|/(?!>)|[^'"/>])*+(?P<alone>/?)>""",
+    re.DOTALL | re.VERBOSE,
 )
 _CUT = re.compile(r"</?[a-zA-Z]|<!--")
 _VOID = {
@@ -96,7 +97,7 @@ def read(source: str) -> Marked:
             if end is None:
                 raise _unclosed(opening, name, tag.start())
             opening, at = source[tag.start() : end.end()], end.end()
-        elif name and name not in _VOID and not opening.endswith("/>"):
+        elif name and name not in _VOID and not tag["alone"]:
             open_.append((name, len(found), tag.start()))
         if name in _BREAKS and not text[-1:].isspace():
             text += " "

@@ -266,7 +266,8 @@ class Resampler(nnx.Module):
         return seen
 
     def _layers(self, patches: Array, key: Array | None, **options: Any) -> tuple[Array, Any]:
-        latents = jnp.broadcast_to(self.latents[...], (*patches.shape[:-2], *self.latents.shape))
+        latents = self.latents[...].astype(patches.dtype)
+        latents = jnp.broadcast_to(latents, (*patches.shape[:-2], *latents.shape))
         memories = {"patches": patches}
         return self.layers(latents, key=key, memories=memories, **options)
 

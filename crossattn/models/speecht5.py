@@ -120,7 +120,10 @@ class EncoderLayer(nnx.Module):
         """Computes [*B S D] -> [*B S D]; ``relative`` has the key of each query and place."""
         keys, query = split(key, 4), self.attention.query(x)
         scale = query.shape[-1] ** -0.5
-        bias = scale * jnp.einsum("...tnh,tsh->...nts", query, relative.astype(query.dtype))
+        logits = dict[str, Any](preferred_element_type=jnp.promote_types(query.dtype, jnp.float32))
+        bias = scale * jnp.einsum(
+            "...tnh,tsh->...nts", query, relative.astype(query.dtype), **logits
+        )
         read = self.attention(x, mask=mask, bias=bias, dropout_key=keys[0])
         x = self.attention_norm(x + dropout(read, self.rate, keys[1]))
         more = self.feedforward(x, keys[2])

@@ -268,7 +268,11 @@ class TransformerTTS(Autoregressive):
           return_weights: return the weights [L *B N T S] of every layer's cross-attention, before dropout.
         """
         keys = split(key, 4)
-        states = self.decoder.read(source=self.encode(source, source_segment_ids, keys[0]))
+        encoded = self.encode(source, source_segment_ids, keys[0])
+        both = source_segment_ids is not None and target_segment_ids is not None
+        if both:  # The segments of both mask padding too.
+            encoded = replace(encoded, valid=None)
+        states = self.decoder.read(source=encoded)
         x = self.prenet(target_in[..., -self.mels :], keys[1])
         x = self._spoken(x, jnp.arange(x.shape[-2]), speaker)
         x, states = self.decoder(
@@ -276,6 +280,7 @@ class TransformerTTS(Autoregressive):
             states,
             keys[3],
             segment_ids=target_segment_ids,
+            source_segment_ids=source_segment_ids if both else None,
             capture=self.decoder.reading() if return_weights else (),
         )
         return x, layer_weights(states)

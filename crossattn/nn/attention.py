@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -281,6 +282,9 @@ class MultiHeadAttention(nnx.Module):
             memory = self.memory(memory)
         mask = Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)
         T, count = x.shape[-2], math.prod(x.shape[memory.keys.ndim - 3 : -2])
+        if bias is not None:
+            bias = bias.reshape((1,) * (memory.keys.ndim - bias.ndim) + bias.shape)
+        alone = dict[str, Any](mask=mask & memory.mask(), bias=bias)
         if count > 1:
             shape = (*memory.keys.shape[:-3], self.query.out_features[0], T, memory.size)
             mask = check_mask(mask, shape) or Mask(())
@@ -296,11 +300,9 @@ class MultiHeadAttention(nnx.Module):
             query = self._rotated(query, positions)
         lead, shared = query.shape[:-2], memory.keys.ndim - 3
         query = query.reshape(*lead[:shared], count * T, *query.shape[-2:])
-        if bias is not None:
-            bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
         if watch is not None:
-            own = dict[str, Any](bias=bias, scale=self.scale, softcap=self.softcap)
-            watch(attention_stats(query, memory.keys, mask, **own))
+            alone |= dict(scale=self.scale, softcap=self.softcap)
+            watch(_stats_of_each(query, memory.keys, lead[shared:-1], alone))
         reading: Any = attend
         if self.persistent is not None:
             reading = partial(self.persistent.attend, unrotated.reshape(query.shape))
@@ -358,6 +360,19 @@ def _repeated(
         allowed = mask.block(jnp.arange(queries), jnp.arange(keys))
         mask = mask if allowed.shape[-2] == 1 else Mask((masks.Explicit(times(allowed)),))
     return mask, None if bias is None else times(bias)
+
+
+def _stats_of_each(
+    query: Array, keys: Array, extra: tuple[int, ...], options: dict[str, Any]
+) -> AttentionStats:
+    """Computes statistics of folded queries [*C (extra T) N H] as those of each sequence, [*C extra N T]."""
+    if not extra:
+        return attention_stats(query, keys, **options)
+    *batch, _, N, H = query.shape
+    query = query.reshape(*batch, math.prod(extra), -1, N, H)
+    along = len(batch)
+    stats = jax.vmap(lambda q: attention_stats(q, keys, **options), along, along)(query)
+    return jax.tree.map(lambda x: x.reshape(*batch, *extra, *x.shape[along + 1 :]), stats)
 
 
 def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:

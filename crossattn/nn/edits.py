@@ -69,6 +69,8 @@ def edited(site: str, x: Array, edit: Intervention | None) -> Array:
 def _spread(site: str, name: str, given: Any, shape: tuple[int, ...], ndim: int) -> Array:
     """Aligns an array of one layer with the axes before the features."""
     given = jnp.asarray(given)
+    if _open.row is not None and given.ndim == len(shape) and given.shape[0] == _open.row[1]:
+        given = given[_open.row[0]][None]
     same = zip(reversed(given.shape), reversed(shape), strict=False)
     if given.ndim > len(shape) or any(own not in (1, size) for own, size in same):
         raise ValueError(
@@ -79,10 +81,11 @@ def _spread(site: str, name: str, given: Any, shape: tuple[int, ...], ndim: int)
 
 
 class _Open(threading.local):
-    """The collections that are open on this thread."""
+    """The collections that are open on this thread, and the row of the batch that runs alone."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, list[Array]]] = []
+        self.row: tuple[Array, int] | None = None
 
 
 _open = _Open()
@@ -96,6 +99,16 @@ def collecting() -> Iterator[dict[str, list[Array]]]:
         yield _open.found[-1]
     finally:
         _open.found.pop()
+
+
+@contextmanager
+def row_of(row: Array, rows: int) -> Iterator[None]:
+    """Lets interventions with a batch axis of so many rows edit this row, a batch of one, inside."""
+    before, _open.row = _open.row, (row, rows)
+    try:
+        yield
+    finally:
+        _open.row = before
 
 
 def hand_out(found: dict[str, Any]) -> None:

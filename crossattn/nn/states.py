@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.nn.blocks import BlockState
-from crossattn.nn.edits import hand_out, with_handed_out
+from crossattn.nn.edits import hand_out, row_of, with_handed_out
 from crossattn.ops.exporting import exportable
 from crossattn.ops.integers import as_int32
 from crossattn.ops.memory import Memory
@@ -129,15 +129,17 @@ def by_row(
     decode: Callable[..., tuple], tokens: Shaped[Array, "B J T *F"], states: CachedStates
 ) -> Any:
     """Maps ``decode(tokens, states) -> (x, states, weights)`` over rows that differ in their position."""
+    rows = jnp.arange(len(tokens))
 
-    def one(tokens: Array, fields: dict[str, Any]) -> tuple:
+    def one(row: Array, tokens: Array, fields: dict[str, Any]) -> tuple:
         own = CachedStates(**_rows(jnp.expand_dims, fields))
-        (x, own, weights), found = with_handed_out(decode)(tokens[None], own)
+        with row_of(row, len(rows)):
+            (x, own, weights), found = with_handed_out(decode)(tokens[None], own)
         found = jax.tree.map(lambda a: a[:, 0], found)
         weights = None if weights is None else weights[:, 0]
         return x[0], _rows(jnp.squeeze, vars(own)), weights, found
 
-    x, fields, weights, found = jax.vmap(one, out_axes=(0, 0, 1, 1))(tokens, vars(states))
+    x, fields, weights, found = jax.vmap(one, out_axes=(0, 0, 1, 1))(rows, tokens, vars(states))
     hand_out(found)
     return x, CachedStates(**fields), weights
 

@@ -91,16 +91,18 @@ def draw_rows(
     tall = 1 + int(np.searchsorted(np.cumsum(heights) * cell, 1.5))
     bar = picture.add_subplot(grid[:tall, len(widths)])
     finish_bar(picture.colorbar(colours, cax=bar), sum(heights[:tall]) * cell)
-    _fit(picture, np.array([sum(ratios), sum(heights)]), cell)
+    _fit(picture, np.array([sum(ratios), sum(heights)]), cell, np.array([widths[0], heights[0]]))
     return picture
 
 
-def _fit(picture: Picture, cells: np.ndarray, cell: float) -> None:
-    """Sizes the figure so that its (across, down) cells are of `cell` inches, and fixes its layout."""
+def _fit(picture: Picture, cells: np.ndarray, cell: float, first: np.ndarray) -> None:
+    """Sizes the figure so that its (across, down) cells are of `cell` inches, and fixes its layout.
+
+    `first` are the cells of the place of the first panel, which may have fewer.
+    """
     engine: Any = picture.get_layout_engine()
     engine.set(w_pad=0.06, h_pad=0.06, wspace=0, hspace=0)
     *panels, _bar = picture.axes
-    first = np.array(panels[0].get_images()[0].get_array()).shape[::-1]
     size = cells * cell + 8  # enough for the labels
     for aspect in ("auto", "equal"):  # labels are measured where a panel fills its place
         for ax in panels:

@@ -33,6 +33,7 @@ from experiments.settings import check, saved_config
 from experiments.tasks import make_task
 from experiments.tasks.alignment import markup_recipe
 from experiments.tasks.lexical import ibm_model_1
+from experiments.tasks.tags import right_places, tagged, tagged_pairs
 
 Pair = tuple[list[str], list[str]]
 
@@ -56,7 +57,7 @@ def main() -> None:
     check(config)
     task = make_task(config, workdir / "assets")
     params, recipe = parameters(task, workdir), markup_recipe(config)
-    examples = [e for e in task.examples(options.split) if len(e.get("phrases", ()))]
+    examples = tagged_pairs(task, options.split)
     if not examples:
         parser.error(
             f"{config.data.name} has no phrases in {options.split}; take libreoffice_help/en-X."
@@ -108,24 +109,6 @@ def _table(
             both, either = np.sum([overlap(s, e) for s, e in zip(spans, examples, strict=True)], 0)
             line += f"; F1 of characters {100 * both / either:.1f}"
         print(line, flush=True)
-
-
-def tagged(example: Mapping[str, Any]) -> markup.Marked:
-    """Returns the source of an example and the tags that its translation has as well."""
-    spans = [(int(start), int(end)) for start, end, *_ in example["phrases"]]
-    outer_first = sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1]))
-    elements = {}
-    for row, number in enumerate(outer_first):
-        (start, end), kind = spans[number], example["kinds"][number]
-        around = [i for i in outer_first[:row] if spans[i][0] <= start and end <= spans[i][1]]
-        parent = around[-1] if around else -1
-        elements[number] = markup.Element(f"<{kind}>", f"</{kind}>", start, end, parent)
-    return markup.Marked(example["source"], tuple(elements[i] for i in range(len(spans))))
-
-
-def right_places(spans: Sequence[markup.Span], example: Mapping[str, Any], text: str) -> int:
-    """Counts the tags that have the characters of the reference's."""
-    return sum(span == tuple(p[2:]) for span, p in zip(spans, example["phrases"], strict=True))
 
 
 def right_words(spans: Sequence[markup.Span], example: Mapping[str, Any], text: str) -> int:

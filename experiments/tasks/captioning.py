@@ -17,6 +17,7 @@ import numpy as np
 
 from crossattn.data.features import Image, PackedTexts, TaggedText, Text
 from crossattn.data.sources import MappedSource, items_of
+from crossattn.interventions import sites
 from crossattn.train.evaluate import caption_scores
 from crossattn.types import Count
 from experiments.errors import SettingsError
@@ -24,6 +25,7 @@ from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
 from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.base import Sums, feature_batch, shapes_of
+from experiments.tasks.generation import without_each_head
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText, WrittenData
 
@@ -239,3 +241,15 @@ class CaptioningTask(WritesText):
 
         call = jax.jit(weights)
         return lambda source, tokens: np.asarray(call(params, source, tokens))
+
+    def without_heads(self, params: Any) -> Callable[[Any, Any], Any]:
+        """Returns ``without_each_head`` as a function of pictures and tokens, [1 + L N B T-1] each."""
+
+        def without(p: Any, source: Any, tokens: Any) -> Any:
+            logits = lambda model: model.logits(model.hidden(source, tokens[:, :-1])[0])  # noqa: E731
+            model = self.bind(p)
+            [site] = [name for name in sites(model) if name.endswith(".cross.heads")]
+            return without_each_head(model, site, logits, tokens[:, 1:])
+
+        call = jax.jit(without)
+        return lambda source, tokens: jax.device_get(call(params, source, tokens))

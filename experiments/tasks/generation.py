@@ -1,7 +1,7 @@
 """A trained model as a translator of texts, and the attention between their tokens."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from crossattn import decode, interventions
 from crossattn.data.pipeline import eval_batches
@@ -211,19 +211,16 @@ class Translator:
         One compiled program does all heads, one after the other. None where the decoder's cross-attention has
         no heads to knock out.
         """
-        model = self.task.bind(self.params)
-        site = interventions.sites(model).get(_HEADS)
+        site = interventions.sites(self.task.bind(self.params)).get(_HEADS)
         if site is None or site.heads is None:
             return None
         shape = site.layers, site.heads
-        off = jnp.asarray(interventions.knockouts(model, _HEADS)[_HEADS].scale)
-        scales = jnp.concatenate([jnp.ones((1, *shape)), off])  # the whole model first
         tokenizer = self.task.corpus.output_tokenizer
         examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
         found: list[Any] = [None] * len(pairs)
         for item in self._batches(examples):
             batch = spread_batch(self.task.seen(item.batch), self._mesh)
-            own, likeliest = jax.device_get(self._scaled(self.params, scales, batch))
+            own, likeliest = jax.device_get(self._without(self.params, batch))
             for row, index in enumerate(item.indices):
                 if index >= 0:
                     T = int((item.batch["target_segment_ids"][row] > 0).sum())
@@ -232,23 +229,14 @@ class Translator:
         return found
 
     @cached_property
-    def _scaled(self) -> Any:
-        """The program of what the model says by each of the scales [K L N] of its heads, [K B T] twice."""
+    def _without(self) -> Any:
+        """The program of ``without_each_head``."""
 
-        def said(params: Any, scale: Any, batch: Any) -> tuple[Any, Any]:
-            edits = {_HEADS: Intervention(scale=scale)}
-            model = interventions.intervene(self.task.bind(params), edits)
-            hidden, _ = self.task.read_source(model, batch, None)
-            p = jax.nn.softmax(model.logits(hidden).astype(jnp.float32))
-            own = jnp.take_along_axis(p, batch["target_out"][..., None], axis=-1)
-            return own[..., 0], p.argmax(-1)
+        def without(params: Any, batch: Any) -> Any:
+            logits = lambda model: model.logits(self.task.read_source(model, batch, None)[0])  # noqa: E731
+            return without_each_head(self.task.bind(params), _HEADS, logits, batch["target_out"])
 
-        return jax.jit(
-            lambda params, scales, batch: jax.lax.map(
-                lambda scale: said(params, scale, batch), scales
-            ),
-            out_shardings=everywhere(self._mesh),
-        )
+        return jax.jit(without, out_shardings=everywhere(self._mesh))
 
     @property
     def _batches(self):
@@ -262,6 +250,31 @@ class Translator:
             source_len=self.source_len,
             target_len=self.max_new_tokens,
         )
+
+
+def without_each_head(
+    model: Any, site: str, logits: Callable[[Any], Any], told: Int[Array, "*B T"]
+) -> tuple[Float[Array, "heads *B T"], Int[Array, "heads *B T"]]:
+    """Computes probabilities of the tokens told, and the likeliest tokens, by a loop inside the program.
+
+    Args:
+      model: the model, whole.
+      site: of the heads, L layers of N.
+      logits: from a model to its logits [*B T V].
+      told: tokens.
+
+    Returns:
+      With all heads, then without each, [1 + L N *B T]; probabilities are float32.
+    """
+    off = interventions.knockouts(model, site)[site].scale
+    scales = jnp.concatenate([jnp.ones_like(off[:1]), off])
+
+    def said(scale: Any) -> tuple[Any, Any]:
+        edited = interventions.intervene(model, {site: Intervention(scale=scale)})
+        p = jax.nn.softmax(logits(edited).astype(jnp.float32))
+        return jnp.take_along_axis(p, told[..., None], axis=-1)[..., 0], p.argmax(-1)
+
+    return jax.lax.map(said, scales)
 
 
 def _pieces(

@@ -287,7 +287,7 @@ class InterleavedTask(base.Task):
         told, _ = self.texts(params, split, self.config.data.examples - 1, _SAMPLED)
         return [" | ".join(each) for each in zip(alone, told, right, strict=True)]
 
-    # Methods that ``experiments.caption`` calls.
+    # Methods that ``experiments.caption`` and ``experiments.explore`` call.
 
     def prompt_in(self, language: str | None) -> list[int]:
         """Returns the prompt of a caption without examples: the start, and the image."""
@@ -322,6 +322,11 @@ class InterleavedTask(base.Task):
             lambda p, tokens, given: self.bind(p).patch_weights(tokens, **given)[:, :, 0]
         )
         return lambda source, tokens: np.asarray(call(params, tokens[:, :-1], _alone(source)))
+
+    def head_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """Returns the function of ``read_weights`` with its mean as one head, [1 B 1 T-1 h w]."""
+        read = self.read_weights(params)
+        return lambda source, tokens: read(source, tokens)[None, :, None]
 
     def _writer(self, params: Any, num_beams: int) -> Callable[..., np.ndarray]:
         """Returns a function from images, their positions and prompts to the best tokens of rows [B T]."""

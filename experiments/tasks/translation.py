@@ -14,8 +14,9 @@ from crossattn.train.evaluate import translation_scores
 from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
+from experiments.settings import section_of
 from experiments.tasks import lexical, protocols, sections
-from experiments.tasks.alignment import alignment_results
+from experiments.tasks.alignment import alignment_results, markup_recipe
 from experiments.tasks.alignment_loss import (
     TransformerWithLexicon,
     alignment_loss,
@@ -24,6 +25,7 @@ from experiments.tasks.alignment_loss import (
 from experiments.tasks.base import Sums
 from experiments.tasks.copied import copied
 from experiments.tasks.generation import Translator
+from experiments.tasks.tags import tag_f1, tagged_pairs
 from experiments.tasks.texts import TextTask
 
 _WITH_LEXICON = ("latent", "gold")
@@ -108,9 +110,12 @@ class TranslationEvaluation(Evaluation):
 
     Attributes:
       bleu_tokenize: sacreBLEU's tokenizer, such as char or ja-mecab.
+      tags: validation pairs with tags on both sides, whose tags are placed by attention while training; 0 is
+        none.
     """
 
     bleu_tokenize: str | None
+    tags: sections.Number = 0
 
 
 class TranslationTask(TextTask):
@@ -126,7 +131,7 @@ class TranslationTask(TextTask):
         "loss": TranslationLoss,
         "evaluate": TranslationEvaluation,
     }
-    metrics = (*TextTask.metrics, "bleu", "chrf")
+    metrics = (*TextTask.metrics, "bleu", "chrf", "tag_f1")
     scored = ("bleu", "chrf")
     asks = protocols.TranslationModel
     takes_pretrained = True
@@ -136,6 +141,12 @@ class TranslationTask(TextTask):
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
+        best = section_of(config, "checkpoint").get("best_metric")
+        if best == "tag_f1" and not config.evaluate.get("tags", 0):
+            raise SettingsError(
+                "config.checkpoint.best_metric is 'tag_f1', which evaluate.tags of 1 or more measures; take"
+                " 'loss'."
+            )
         if config.loss.alignment in _WITH_LEXICON and config.model.name != "transformer":
             raise SettingsError(
                 f"config.loss.alignment is {config.loss.alignment!r}, which learns a lexicon beside a"
@@ -192,6 +203,11 @@ class TranslationTask(TextTask):
             self.check_scores()
         if self.config.loss.alignment == "gold":
             self.corpus.refuse_without_links()
+        if self.config.evaluate.get("tags", 0) and not tagged_pairs(self, "validation", 1):
+            raise SettingsError(
+                f"config.evaluate.tags is {self.config.evaluate.tags}, but {self.config.data.name} has no "
+                "phrases in validation; take libreoffice_help/en-X, or 0."
+            )
         super().refuse_unready()
 
     def check_scores(self) -> None:
@@ -230,6 +246,9 @@ class TranslationTask(TextTask):
             hypotheses = self.translator(params).texts([e["source"] for e in examples])
             quality = self.text_scores(examples, hypotheses)
             scores |= {name: float(quality[name]) for name in self.scored}
+        if count := self.config.evaluate.get("tags", 0):
+            tagged = tagged_pairs(self, "validation", count)
+            scores["tag_f1"] = tag_f1(self.translator(params), tagged, markup_recipe(self.config))
         return scores
 
     def baselines(self, split: str) -> dict[str, float]:

@@ -1,13 +1,17 @@
 """Numbers of heads are those of the matrix of weights, which they do without."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
+from crossattn import nn
 from crossattn.analysis.heads import of_heads
 from crossattn.interventions import captured, run
 from tests.interventions.test_sites import given, model_of
+from tests.models import every_model
 
 NAMES = ["encoder.attention", "decoder.attention", "decoder.cross"]
 
@@ -44,6 +48,37 @@ def test_the_numbers_are_those_of_the_weights(scan):
                 numbers[key], x / asks.sum(), atol=1e-5, err_msg=f"{name} {key}"
             )
         assert np.all(numbers["padding"] == 0) and np.all(numbers["entropy"] > 0)
+
+
+@pytest.mark.parametrize("name", ["transformer_tts", "speecht5"])
+def test_steps_of_padding_ask_nothing_of_the_letters(name):
+    model = xa.functional.bind(every_model.build_of(name), every_model.params_of(name))
+    batch = jax.tree.map(jnp.asarray, every_model.example(name, padding=2))
+    _, found = run(model, None, **batch, capture=["decoder.cross.stats"])
+    asks = np.isfinite(found["decoder.cross.stats"].lse).all((0, 2))
+    np.testing.assert_array_equal(asks, np.asarray(batch["target_segment_ids"]) > 0)
+
+
+def test_sequences_that_read_one_memory_have_statistics_of_their_own():
+    """Neighbours [B K R] that read their chunk [B m]: of the matrices of weights [B K N R m]."""
+    shape = nn.BlockConfig.of(dim=16, num_heads=2, mlp_dim=16)
+    block = nn.Block(cross=shape.cross_attention(nnx.Rngs(0), memory_dim=16, reads="chunk"))
+    drawn = [
+        jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(3, 4, 5, 16), (3, 6, 16)])
+    ]
+    x, valid = drawn[0], jnp.arange(6) < jnp.array([[6], [4], [5]])
+    allowed = jax.random.bernoulli(jax.random.key(2), 0.7, (3, 1, 5, 6)) & valid[:, None, None]
+    memory = nn.Encoded(drawn[1], valid)
+    _, state = block(
+        x, memories={"chunk": memory}, memory_masks={"chunk": allowed},
+        capture=["cross.weights", "cross.stats"],
+    )  # fmt: skip
+    w, stats = np.asarray(state.captured["cross.weights"]), state.captured["cross.stats"]
+    assert w.shape == (3, 4, 2, 5, 6)
+    np.testing.assert_allclose(stats.maximum, w.max(-1), atol=1e-6)
+    np.testing.assert_allclose(stats.expected, (w * np.arange(6)).sum(-1), atol=1e-5)
+    np.testing.assert_allclose(stats.mass, w.sum(-2), atol=1e-5)
+    np.testing.assert_array_equal(stats.argmax, np.where(w.any(-1), w.argmax(-1), -1))
 
 
 def test_a_diagonal_head_has_a_diagonality_of_one_and_its_mirror_half():

@@ -85,6 +85,19 @@ def test_tokens_inside_a_word_are_never_parted_but_those_of_japanese_are():
 
 
 @pytest.mark.parametrize(
+    "opening",
+    [
+        "<a href=http://x/>", "<a href = /y/ >", "<a title='>' href=/z/>", "<a title=it's>",
+        "<a href=>", "<a / >",
+    ],
+)  # fmt: skip
+def test_a_slash_or_a_quote_at_the_end_of_an_unquoted_attribute_belongs_to_it(opening):
+    assert markup.read(f"{opening}x</a>y").elements == (markup.Element(opening, "</a>", 0, 1, -1),)
+    alone = markup.read("<a b=c /><a b='c'/><a/>y").elements
+    assert [e.opening for e in alone] == ["<a b=c />", "<a b='c'/>", "<a/>"]
+
+
+@pytest.mark.parametrize(
     ("source", "said"),
     [
         ("a <b>c", "<b> at character 3 is not closed; expected </b> after it."),

@@ -109,6 +109,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
             "--config.checkpoint.best_metric=bleu --config.evaluate.examples=0",
             "of 1 or more measures",
         ),
+        ("--config.checkpoint.best_metric=tag_f1", "evaluate.tags of 1 or more measures"),
         ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
         ("--config.init.new=gates", "init.new is 'gates', but init.from is none; name the run"),
         ("--config.data.name=magic", "no data source 'magic'"),
@@ -152,6 +153,9 @@ def test_gold_links_that_the_data_does_not_have_claim_no_work_directory(refused,
     given = (TINY, f"--config.data.name={name}", "--config.loss.alignment=gold")
     line = refused("train", *given, f"--workdir={tmp_path / 'run'}")
     assert f"'gold' but {name} has no gold word links; take 'latent'" in line
+    given = (TINY, f"--config.data.name={name}", "--config.evaluate.tags=5")
+    line = refused("train", *given, f"--workdir={tmp_path / 'run'}")
+    assert f"config.evaluate.tags is 5, but {name} has no phrases in validation" in line
     assert not (tmp_path / "run").exists()
 
 

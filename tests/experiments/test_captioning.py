@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from configs import emoji_captions, finetune
+from crossattn import functional
 from crossattn.data.errors import DataError
 from crossattn.train.evaluate import caption_scores
 from experiments import caption, train
@@ -363,6 +364,21 @@ def test_pictures_are_explored_head_by_head(workdir, launched, tmp_path, picture
     np.testing.assert_allclose(
         weights_of(view).mean((0, 1)), mean.reshape(len(ids), -1)[kept], atol=1 / 400
     )
+    # The click: head 1 of layer 0 is knocked out, as where its output kernel is 0.
+    flat = functional.flatten(parameters(task, workdir))
+    name = "decoder.decoder.stack.layers.0.cross.out.kernel"
+    params = functional.nest(flat | {name: flat[name].at[1].set(0)})
+    text = np.concatenate([prompt, ids[None]], 1)
+    for p, said in (
+        (functional.nest(flat), view["knockouts"]["whole"]),
+        (params, view["knockouts"]["probabilities"][0][1]),
+    ):
+        model = task.bind(p)
+        logits = model.logits(model.hidden(jnp.asarray(x[None]), jnp.asarray(text[:, :-1]))[0])[
+            0, prompt.shape[1] - 1 :
+        ]
+        own = np.exp(log_softmax(logits))[np.arange(len(ids)), ids]
+        np.testing.assert_allclose(said, own[kept], atol=2e-4)
 
 
 def test_what_cannot_be_captioned_is_one_line(workdir, launched, refused, tiny_run, pictures):

@@ -16,12 +16,16 @@ from crossattn.data.sources import open_source
 from crossattn.functional import flatten
 from experiments import train
 from experiments.errors import SettingsError
-from experiments.settings import check
+from experiments.runs import parameters as parameters_of
+from experiments.settings import check, saved_config
+from experiments.tasks import make_task
 from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.interleaved import InterleavedTask
 from experiments.tasks.ngrams import surprises
 from experiments.tasks.shots import Rows
 from tests.experiments.conftest import ROOT
+from tests.experiments.test_explore import views_of
+from tests.viz.test_explore import weights_of
 
 CONFIG = f"--config={ROOT}/configs/emoji_flamingo.py"
 CAPTIONS, LLAVA = (f"--config={ROOT}/configs/emoji_{name}.py" for name in ("captions", "llava"))
@@ -270,6 +274,20 @@ def test_pictures_are_captioned_by_a_model_whose_words_read_patches(launched, tm
     assert code == 0, err
     assert out.startswith(f"{tmp_path}/a.png: ")
     assert plot.stat().st_size > 1000
+
+    page = tmp_path / "page.html"
+    code, _, err = launched("explore", run, str(tmp_path / "a.png"), f"--out={page}")
+    assert code == 0, err
+    (view,) = views_of(page)
+    task = make_task(saved_config(tmp_path / "run"), tmp_path / "run" / "assets")
+    params, prompt = parameters_of(task, tmp_path / "run"), task.prompt_in(None)
+    x = task.features["source"].prepare(str(tmp_path / "a.png"))[None]
+    ids = task.writer(params)(x, np.array([prompt], np.int32))[0]
+    read = task.read_weights(params)(x, np.array([[*prompt, *ids]], np.int32))[0]
+    kept = read[len(prompt) - 1 :][ids != 0]
+    assert (view["kind"], view["shape"][:3]) == ("picture", [1, 1, len(kept)])
+    found = weights_of(view)[0, 0].reshape(kept.shape)
+    np.testing.assert_allclose(found, kept, atol=1 / 400)
 
 
 def test_pictures_that_are_smaller_than_a_patch_are_refused_before_anything_is_computed():

@@ -6,6 +6,7 @@ import pytest
 from crossattn.decode import markup
 from crossattn.train.alignment import Recipe, phrase_scores
 from experiments.bench import markup as bench
+from experiments.tasks import tags
 from experiments.tasks.alignment import aer_interval, choose_recipe, phrased_pairs
 from experiments.tasks.generation import Attention
 
@@ -54,15 +55,24 @@ def test_phrases_that_the_model_does_not_read_are_left_out():
 
 
 def test_placed_tags_are_counted_against_the_translators():
-    marked = bench.tagged(EXAMPLE)
+    marked = tags.tagged(EXAMPLE)
     assert markup.write(marked, SOURCE, [(4, 8)]) == "the <emph>View</emph> menu."
     spans = markup.place(marked, TARGET, np.eye(6)[RIGHT], SPANS, TARGET_SPANS)
     assert spans == [(8, 17)]
-    assert bench.right_places(spans, EXAMPLE, TARGET) == 1
-    assert bench.right_places([(8, 16)], EXAMPLE, TARGET) == 0
+    assert tags.right_places(spans, EXAMPLE, TARGET) == 1
+    assert tags.right_places([(8, 16)], EXAMPLE, TARGET) == 0
     assert bench.overlap([(8, 16)], EXAMPLE) == (16, 17)
     assert bench.right_words([(0, 9)], EXAMPLE, "AFFICHAGE, le menu") == 1
     assert bench.right_words([(0, 2)], EXAMPLE, "le menu Affichage") == 0
+
+
+def test_the_f1_of_training_counts_tags_with_all_characters_right():
+    beside = EXAMPLE | {
+        "phrases": np.array([[4, 8, 8, 17], [9, 13, 0, 2]]),  # "menu" is no "le"
+        "kinds": ["emph", "input"],
+    }
+    assert tags.tag_f1(Reader(), [EXAMPLE, beside], Recipe(head=1)) == pytest.approx(200 / 3)
+    assert tags.tag_f1(Reader(), [EXAMPLE], Recipe(head=0)) == 0
 
 
 def test_a_tag_inside_another_has_it_as_parent_whatever_their_order():
@@ -70,7 +80,7 @@ def test_a_tag_inside_another_has_it_as_parent_whatever_their_order():
         "phrases": np.array([[9, 13, 3, 7], [4, 13, 3, 17]]),
         "kinds": ["input", "emph"],
     }
-    marked = bench.tagged(nested)
+    marked = tags.tagged(nested)
     assert [(e.opening, e.parent) for e in marked.elements] == [("<input>", 1), ("<emph>", -1)]
 
 

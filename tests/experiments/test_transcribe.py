@@ -112,6 +112,25 @@ def test_a_sound_is_explored_in_every_head(folder, wav, launched, tmp_path):
     seen = whisper_of.head_attention(frames, [w.text for w in said])
     aligned = [weights_of(view)[layer, head] for layer, head in whisper_of.heads]
     np.testing.assert_allclose(aligned, seen, atol=1 / 500)
+    # The probability of a word is the product of those of its tokens, with all heads and without each.
+    tokens, (build, params) = whisper_of.tokens, (whisper_of.build, whisper_of.params)
+    ids = [tokens.encode(word.text) for word in said]
+    prefix = tokens.prefix("en", "transcribe", times=False)
+    longest = build.config.transformer.max_length
+    text = jnp.array([[*prefix, *sum(ids, [])][:longest]])
+    missing = build.config.max_frames - len(frames)
+    window = jnp.pad(frames, ((0, missing), (0, 0)))[None]
+    flat, name = functional.flatten(params), "decoder.stack.layers.1.cross.out.kernel"
+    zeroed = functional.nest(flat | {name: jnp.asarray(flat[name]).at[0].set(0)})
+    for p, found in (
+        (params, view["knockouts"]["whole"]),
+        (zeroed, view["knockouts"]["probabilities"][1][0]),
+    ):
+        log_p = jax.nn.log_softmax(functional.apply(build, p, window, text[:, :-1])[0])
+        own = np.asarray(log_p)[np.arange(text.shape[1] - 1), text[0, 1:]][len(prefix) - 1 :]
+        ends = np.cumsum([0, *map(len, ids)])
+        words = [np.exp(own[a:b].sum()) for a, b in zip(ends, ends[1:], strict=False)]
+        np.testing.assert_allclose(found, words, atol=2e-4)
     bad = tmp_path / "bad.wav"
     bad.write_text("not sound")
     code, _, err = launched("explore", bad, f"--model={folder}", f"--out={out}")

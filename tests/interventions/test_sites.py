@@ -10,7 +10,15 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn import models, nn
-from crossattn.interventions import Intervention, intervene, knockout, run, scales, sites
+from crossattn.interventions import (
+    Intervention,
+    captured,
+    intervene,
+    knockout,
+    run,
+    scales,
+    sites,
+)
 from crossattn.models import transformer
 from tests import numpy_model as oracle
 from tests.closeness import close
@@ -250,6 +258,51 @@ def test_rows_at_different_positions_hand_out_their_activations():
     )
     np.testing.assert_array_equal(expected, model.decode_step(tokens, states)[0])
     assert found["decoder.+feedforward"].shape == (2, 2, 1, 32)
+
+
+def test_rows_at_different_positions_are_edited_each_as_it_is_alone():
+    model = xa.functional.bind(every_model.build_of("decoder"), every_model.params_of("decoder"))
+    texts, lengths = jnp.array([[3, 4], [5, 6]]), jnp.array([1, 2])
+    _, states = model.decode_step(texts[:, None], model.prefill(2, 1, 8))
+    _, patch = run(model, None, texts, capture=["decoder.+feedforward"])
+    edits = {
+        "decoder.attention.heads": Intervention(
+            scale=jnp.array([[[[0.0, 1.0]], [[1.0, 0.5]]], [[[1.0, 1.0]], [[0.2, 1.0]]]])
+        ),
+        "decoder.attention": Intervention(scale=jnp.array([0.5, 1.0])),  # of all rows
+        "decoder.+feedforward": Intervention(
+            value=patch["decoder.+feedforward"][:, :, :1],
+            where=jnp.array([[[False], [True]], [[False], [False]]]),
+        ),
+    }
+    tokens = jnp.array([[[7]], [[8]]])
+    together, _ = run(model, edits, tokens, states.rewind(lengths), method="decode_step")
+    for row, length in enumerate(lengths.tolist()):
+        _, alone = model.decode_step(texts[row : row + 1, None, :length], model.prefill(1, 1, 8))
+        part = lambda x, at=row: x if x.ndim == 1 else x[:, at : at + 1]  # noqa: E731
+        own = jax.tree.map(part, edits)
+        expected, _ = run(model, own, tokens[row : row + 1], alone, method="decode_step")
+        close(together[row], expected[0], ulps=2000)
+    wrong = {"decoder.attention": Intervention(scale=jnp.ones((2, 3, 1)))}
+    with pytest.raises(ValueError, match=r"shape \(3, 1\) in a layer"):
+        run(model, wrong, tokens, states.rewind(lengths), method="decode_step")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "flamingo" else pytest.param(name, marks=pytest.mark.slow)
+        for name in every_model.NAMES
+        if name != "rnn_encoder_decoder"
+    ],
+)
+def test_a_model_in_bfloat16_has_activations_of_bfloat16(name):
+    build = every_model.build_of(name, jnp.bfloat16)
+    model = xa.functional.bind(build, every_model.params_of(name))
+    names = [name for name in sites(model) if not name.endswith((".weights", ".stats"))]
+    call = lambda example: captured(lambda tapped: tapped(**example), model, names)[1]  # noqa: E731
+    found = jax.eval_shape(call, example_of(name))
+    assert {site: x.dtype for site, x in found.items() if x.dtype != jnp.bfloat16} == {}
 
 
 def test_explicit_axes_of_a_mesh_hand_out_activations():

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
 from crossattn.decode import Capture, UntilStop, generate_frames
-from crossattn.models import transformer_tts
+from crossattn.models import speecht5, transformer_tts
 from tests import numpy_model as oracle
 from tests.closeness import close
 
@@ -152,3 +153,24 @@ def test_a_key_drops_features_of_the_prenet_alike_whatever_the_batch():
 def test_a_search_refuses_what_it_cannot_do(given, message):
     with pytest.raises(ValueError, match=message):
         UntilStop(**given)
+
+
+def test_the_relative_part_of_logits_is_a_sum_in_float32():
+    """Sums of numbers of bfloat16, 256 and 257, whose nearest of bfloat16 are one."""
+    block = xa.nn.BlockConfig.of(32, 2, 64, norm_first=False, dtype=jnp.bfloat16)
+    layer = speecht5.EncoderLayer(block, rngs=nnx.Rngs(0))
+    attention, zeros = layer.attention, jnp.zeros((32, 2, 16))
+    for projection in (attention.query, attention.key):  # the part of the content is 0
+        projection.kernel.set_value(zeros)
+    attention.query.bias.set_value(jnp.ones((2, 16)))
+    eye = jnp.eye(32)
+    attention.value.kernel.set_value(eye.reshape(32, 2, 16))
+    attention.out.kernel.set_value(eye.reshape(2, 16, 32))
+    layer.attention_norm = layer.feedforward_norm = lambda x: x
+    layer.feedforward = lambda x, key: 0 * x
+    relative = (
+        jnp.full((2, 2, 16), 64.0).at[:, 1, 0].add(4.0)
+    )  # 16 of them and 4 more, over sqrt(16)
+    x = jnp.zeros((2, 32), jnp.bfloat16).at[1].set(1.0)
+    read = layer(x, relative, None, None) - x
+    np.testing.assert_allclose(np.float32(read), np.full((2, 32), jax.nn.sigmoid(1.0)), atol=0.005)

@@ -79,6 +79,18 @@ def test_a_gallery_holds_sentences_of_different_lengths():
     assert apart(figure)
 
 
+def test_cells_are_as_large_beside_a_longer_sentence_as_alone():
+    sizes = [(9, 11), (16, 15), (9, 11), (9, 8)]
+    words = [[str(i) for i in range(16)]] * 4
+    shown = [[words[i][:n] for i, n in enumerate(sides)] for sides in zip(*sizes, strict=True)]
+    targets, sources = shown
+    figure = viz.gallery([weights(*size) for size in sizes], sources, targets)
+    assert apart(figure)
+    for ax, size in zip(panels(figure), sizes, strict=True):
+        cells = ax.get_position().size * figure.get_size_inches() / size[::-1]
+        np.testing.assert_allclose(cells, 0.32, rtol=0.03)
+
+
 def test_a_gallery_of_long_sentences_is_one_column():
     tokens = [str(i) for i in range(40)]
     shown = panels(viz.gallery([np.eye(40)] * 2, [tokens] * 2, [tokens] * 2))
