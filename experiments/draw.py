@@ -4,9 +4,11 @@
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --guidance=5 --seed=3
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --plot=growth.png
     python -m experiments.draw --workdir=runs/draw "a red circle" "a blue frame" --out=x.png --gallery=all.png
+    python -m experiments.draw --workdir=runs/draw "a red circle" --guidance=0 --guidance=3 --out=x.png
 
 A text a picture, in files with their numbers if there are several. ``--guidance`` 0 ignores the text, 1
-follows it and more exaggerates it. ``--plot`` draws the picture as it comes out of noise, with the attention
+follows it and more exaggerates it; given several times, each text is drawn with each, from the same noise.
+``--plot`` draws the picture as it comes out of noise, with the attention
 of its patches to each word, ``--gallery`` all pictures with their texts. Scenes of shapes are read back from
 the pixels. A text with words that the run has never read is refused; of several texts it does not stop the
 others, and the exit code is then 1.
@@ -29,7 +31,7 @@ from experiments.caption import words_read
 from experiments.runs import MEMBER, SEED, STEP, open_run
 from experiments.tasks.text_to_image import SAMPLERS, TextToImageTask, pixels
 
-_GUIDANCE = flags.DEFINE_float(
+_GUIDANCE = flags.DEFINE_multi_float(
     "guidance", None, "0 ignores the text, 1 follows it; default: the config's.", lower_bound=0.0
 )
 _SAMPLER = flags.DEFINE_enum(
@@ -55,15 +57,22 @@ def main(arguments: Sequence[str]) -> int:
     out, drawing, page = _file(), launch.picture(), launch.picture(launch.GALLERY)
     launch.keep_compiled()
     _, task, params = open_run(TextToImageTask)
-    chosen = dict(guidance=_GUIDANCE.value, sampler=_SAMPLER.value, steps=_SAMPLING_STEPS.value)
     task.check_sampler(_SAMPLER.value)
-    draw = task.drawer(params, **chosen, return_path=drawing is not None)
+    chosen = dict(sampler=_SAMPLER.value, steps=_SAMPLING_STEPS.value)
+    chosen |= dict(return_path=drawing is not None)
+    drawers = {
+        guidance: task.drawer(params, guidance=guidance, **chosen)
+        for guidance in _GUIDANCE.value or [None]
+    }
+    wanted = [(text, guidance) for text in arguments for guidance in drawers]
     code, shown = 0, []
-    for number, text in enumerate(arguments, start=1):
-        ending = "" if len(arguments) == 1 else f"-{number}"
+    for number, (text, guidance) in enumerate(wanted, start=1):
+        ending = "" if len(wanted) == 1 else f"-{number}"
         try:
             plot = None if drawing is None else _numbered(drawing, ending)
-            shown.append(_draw(task, draw, text, _numbered(out, ending), plot))
+            draw = drawers[guidance]
+            large, line = _draw(task, draw, text, _numbered(out, ending), plot)
+            shown.append((large, line if len(drawers) == 1 else f"{line}\nguidance {guidance:g}"))
         except DataError as error:
             if not ending:
                 raise
@@ -71,7 +80,8 @@ def main(arguments: Sequence[str]) -> int:
             code = 1
     if page is not None and shown:
         images, texts = zip(*shown, strict=True)
-        viz.save(viz.captions(images, texts), page)
+        columns = len(drawers) if len(drawers) > 1 else 6
+        viz.save(viz.captions(images, texts, columns=columns), page)
     return code
 
 

@@ -2,6 +2,7 @@
 
     x_t = a(t) x + s(t) noise                  a process; t = 0 is the data x, t = 1 the noise
     Flow      a = 1 - t, s = t                 the model says the velocity  noise - x
+    DataFlow  the same                         the model says the data
     DDPM      a^2 + s^2 = 1, by a schedule     the model says the noise
     x_u = a(u) x + sqrt(s(u)^2 - d^2) noise + d new noise     DDIM, from t to u < t, by what the model says
     x_u = x_t + (u - t) velocity                              Euler; DDIM of a flow with d = 0 is the same
@@ -45,6 +46,10 @@ class Process(Protocol):
         """Returns the data and the noise that ``x_t`` is of, by what the model said."""
         ...
 
+    def weight(self, time: Float[AnyArray, "*B"]) -> Array:
+        """Returns the factor of a picture's squared error in the loss."""
+        ...
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -63,6 +68,35 @@ class Flow:
     def parts(self, x_t: Array, time: Array, said: Array) -> tuple[Array, Array]:
         time = _each(time, x_t)
         return x_t - time * said, x_t + (1 - time) * said
+
+    def weight(self, time: Float[AnyArray, "*B"]) -> Array:
+        return jnp.ones_like(time)
+
+
+@dataclass(frozen=True)
+class DataFlow(Flow):
+    """The same lines, of which the model says where they come from: it has no noise to repeat.
+
+    The loss is the error of the velocity, ``|said - x|^2 / t^2``, but of times before ``least`` less.
+
+    Attributes:
+      least: the time up to which errors of the data weigh the same.
+
+    Source: Li and He 2025, "Back to Basics: Let Denoising Generative Models Denoise"; a bound on the weights,
+    Hang et al. 2023, "Efficient Diffusion Training via Min-SNR Weighting Strategy".
+    """
+
+    least: Positive = 0.3
+
+    def target(self, x: Array, noise: Array) -> Array:
+        return x
+
+    def parts(self, x_t: Array, time: Array, said: Array) -> tuple[Array, Array]:
+        time = _each(time, x_t)
+        return said, (x_t - (1 - time) * said) / time
+
+    def weight(self, time: Float[AnyArray, "*B"]) -> Array:
+        return 1 / jnp.maximum(time, self.least) ** 2
 
 
 @dataclass(frozen=True)
@@ -94,6 +128,9 @@ class DDPM:
         a, s = (_each(rate, x_t) for rate in self.rates(time))
         return (x_t - s * said) / a, said
 
+    def weight(self, time: Float[AnyArray, "*B"]) -> Array:
+        return jnp.ones_like(time)
+
 
 @lru_cache
 def _schedule(steps: int, first: float, last: float) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +157,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Euler:
-    """Steps along the velocity of a flow.
+    """Steps along the velocity of a flow, from its data to its noise.
 
     Attributes:
       steps: from noise to data, equal in time.
@@ -136,7 +173,8 @@ class Euler:
                 f"Euler follows a velocity, which a {type(process).__name__} does not say; expected a Flow, "
                 "or the sampler DDIM."
             )
-        return x + _each(until - time, x) * said
+        data, noise = process.parts(x, time, said)
+        return x + _each(until - time, x) * (noise - data)
 
 
 @dataclass(frozen=True)
@@ -179,7 +217,7 @@ def noised(
     noise: Float[Array, "B ..."],
     time: Float[Array, " B"],
 ) -> tuple[Float[Array, "B ..."], Float[Array, "B ..."]]:
-    """Returns data with noise, ``x_t``, and what a model should say of it: the mean square is the loss."""
+    """Returns data with noise, ``x_t``, and what a model should say of it."""
     a, s = process.rates(time)
     return _each(a, x) * x + _each(s, x) * noise, process.target(x, noise)
 

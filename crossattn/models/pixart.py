@@ -6,11 +6,11 @@
 
     z <- z + g1(c) Attend(n1(z, c), n1(z, c))       n(z, c) = (1 + W c) LN z + V c,   g(c) = U c
     z <- z + Attend(z, m)                           neither normalised nor gated
-    z <- z + g2(c) MLP(n2(z, c))                    adaLN-Zero: W, V and U are 0 at first
+    z <- z + g2(c) MLP(n2(z, c))                    adaLN-Zero: W, V, U and the output are 0 at first
 
-The output is what the process of training asks for, a velocity or the noise: ``crossattn.decode.diffusion``
-has processes, samplers and guidance. Without words (``segment_ids`` 0) attention to them adds the bias of its
-output and nothing else, which is the unconditional model.
+The output is what the process of training asks for, a velocity, the picture or the noise:
+``crossattn.decode.diffusion`` has processes, samplers and guidance. Without words (``segment_ids`` 0)
+attention to them adds the bias of its output and nothing else, which is the unconditional model.
 
 PixArt shares W, V and U between its blocks, which then differ in their biases alone (adaLN-single); here each
 has its own, as in DiT, of which the former are a special case.
@@ -33,7 +33,7 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.feedforward import FeedForward
 from crossattn.nn.inputs import TokenInput
-from crossattn.nn.layers import linear
+from crossattn.nn.layers import linear, zeroed
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.patches import PatchEmbedding, Size
 from crossattn.nn.stack import Stack, encoder_stack, layer_weights
@@ -130,9 +130,9 @@ class PixArt(nnx.Module):
         self.stack = Stack(build, config.layers, scan=config.scan, remat=config.remat, rngs=rngs)
         self.norm = plain.normalise(rngs)
         axes = dict[str, Any](in_axes=("condition",), out_axes=(None, "embed"))
-        self.modulation = linear(D, (2, D), **axes, **options)
+        self.modulation = zeroed(linear(D, (2, D), **axes, **options))
         axes = dict[str, Any](in_axes=("embed",), out_axes=(None, None, "channels"))
-        self.output = linear(D, (side, side, config.channels), **axes, **options)
+        self.output = zeroed(linear(D, (side, side, config.channels), **axes, **options))
         self.dim, self.image_shape = D, (*config.image_size, config.channels)
 
     @on_any_mesh
@@ -153,7 +153,8 @@ class PixArt(nnx.Module):
         valid = jnp.ones(tokens.shape, bool) if segment_ids is None else segment_ids > 0
         keys = split(key, 2)
         x = self.input(tokens, key=keys[0])
-        x, _ = self.encoder(x, key=keys[1], mask=masks.key_padding(valid))
+        mask = None if segment_ids is None else masks.segments(segment_ids)
+        x, _ = self.encoder(x, key=keys[1], mask=mask)
         words = Encoded(self.encoder_norm(x), valid)
         return self.stack.map(lambda block: block.read({"words": words}))
 

@@ -62,6 +62,12 @@ def linear(
     return layer
 
 
+def zeroed(layer: Linear) -> Linear:
+    """Sets the kernel of a layer to 0, as its bias is, so that it says nothing at first."""
+    layer.kernel.set_value(jnp.zeros_like(layer.kernel.get_value()))
+    return layer
+
+
 def norm(
     kind: NormName, dim: int, *, epsilon: float = 1e-6, dtype=None, rngs: nnx.Rngs
 ) -> nnx.LayerNorm | nnx.RMSNorm:

@@ -15,7 +15,7 @@ from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.chunked import ChunkedAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
-from crossattn.nn.layers import Linear, NormName, linear, norm
+from crossattn.nn.layers import Linear, NormName, linear, norm, zeroed
 from crossattn.nn.positions import RelativeBias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions.rotary import RopeScaling
@@ -324,9 +324,7 @@ class Residual(nnx.Module):
 def _zeros(config: BlockConfig, rngs: nnx.Rngs) -> Linear:
     """Makes a linear layer from a condition, with parameters of 0."""
     options: dict[str, Any] = dict(in_axes=("condition",), out_axes=("embed",), dtype=config.dtype)
-    layer = linear(config.condition_dim or 0, config.dim, **options, rngs=rngs)
-    layer.kernel.set_value(jnp.zeros_like(layer.kernel.get_value()))
-    return layer
+    return zeroed(linear(config.condition_dim or 0, config.dim, **options, rngs=rngs))
 
 
 def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:

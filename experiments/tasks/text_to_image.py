@@ -27,7 +27,9 @@ from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
 
-PROCESSES: dict[str, diffusion.Process] = {"flow": diffusion.Flow(), "ddpm": diffusion.DDPM()}
+PROCESSES: dict[str, diffusion.Process] = {
+    "flow": diffusion.Flow(), "data_flow": diffusion.DataFlow(), "ddpm": diffusion.DDPM(),
+}  # fmt: skip
 SAMPLERS: dict[str, Callable[[int], diffusion.Sampler]] = {
     "euler": lambda steps: diffusion.Euler(steps),
     "ddim": lambda steps: diffusion.DDIM(steps, clip=1.0),
@@ -61,11 +63,12 @@ class DiffusionLoss:
     """The loss of noisy pictures.
 
     Attributes:
-      process: flow, whose velocity the model predicts, or ddpm, whose noise it predicts.
+      process: flow, whose velocity the model predicts; data_flow, whose picture it predicts; or ddpm, whose
+        noise it predicts.
       unread: share of the training captions that are not read.
     """
 
-    process: Literal["flow", "ddpm"]
+    process: Literal["flow", "data_flow", "ddpm"]
     unread: Rate
 
 
@@ -91,8 +94,9 @@ class DrawnEvaluation:
 class TextToImageTask(base.Task):
     """A ``PixArt``, or another model that reads captions and denoises, and examples {"image", "caption"}.
 
-    ``mse`` is of the velocity or the noise, with times and noise that are the same in each evaluation;
-    ``right`` is the share of drawn scenes that are what their captions say.
+    ``mse`` is of the velocity or the noise (of a data_flow, see ``diffusion.DataFlow``), with times and noise
+    that are the same in each evaluation; ``right`` is the share of drawn scenes that are what their captions
+    say.
     """
 
     sections = {
@@ -116,7 +120,7 @@ class TextToImageTask(base.Task):
         """Raises SettingsError also where a sampler, a best metric or a picture's size does not fit."""
         super().check(config)
         evaluate, sides = config.evaluate, (config.data.height, config.data.width)
-        if evaluate.sampler == "euler" and config.loss.process != "flow":
+        if evaluate.sampler == "euler" and config.loss.process == "ddpm":
             raise SettingsError(_NO_VELOCITY)
         if config.checkpoint.get("best_metric") == "right" and not evaluate.examples:
             raise SettingsError(
@@ -188,7 +192,7 @@ class TextToImageTask(base.Task):
         time = own_rows(lambda n: jax.random.uniform(keys[0], (n,)), rows)
         noise = own_rows(lambda n: jax.random.normal(keys[1], (n, *image.shape[1:])), rows)
         x, target = diffusion.noised(self.process, image, noise, time)
-        each = jnp.square(predict(x, time) - target).mean((1, 2, 3))
+        each = self.process.weight(time) * jnp.square(predict(x, time) - target).mean((1, 2, 3))
         there = valid > 0
         loss = jnp.where(there, each, 0).sum()
         sums = {"loss": loss, "mse": loss, "weight": there.sum().astype(jnp.float32)}
@@ -339,7 +343,7 @@ class TextToImageTask(base.Task):
 
     def check_sampler(self, name: str | None) -> None:
         """Raises SettingsError for a sampler that the process of the run does not fit."""
-        if name == "euler" and self.config.loss.process != "flow":
+        if name == "euler" and self.config.loss.process == "ddpm":
             raise SettingsError(_NO_VELOCITY)
 
     def refuse_unknown(self, text: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from crossattn.decode import diffusion
-from crossattn.decode.diffusion import DDIM, DDPM, Euler, Flow, guided, noised, sample
+from crossattn.decode.diffusion import DDIM, DDPM, DataFlow, Euler, Flow, guided, noised, sample
 
 MEAN, SPREAD = np.array([1.5, -0.5, 0.0]), np.array([0.3, 0.8, 1.0])
 RNG = np.random.default_rng(0)
@@ -35,12 +35,19 @@ def rates(process, time):
     return a[step], s[step]
 
 
+def target(process, data, noise):
+    """What a model of the process should say."""
+    if isinstance(process, DataFlow):
+        return data
+    return noise - data if isinstance(process, Flow) else noise
+
+
 def best(process, x, time):
     """Returns what the best model says of x_t = x, in float64, for data N(MEAN, SPREAD^2)."""
     a, s = rates(process, time)
     data = MEAN + a * SPREAD**2 / (a**2 * SPREAD**2 + s**2) * (x - a * MEAN)
     noise = s / (a**2 * SPREAD**2 + s**2) * (x - a * MEAN)
-    return noise - data if isinstance(process, Flow) else noise
+    return target(process, data, noise)
 
 
 def predict(process):
@@ -50,12 +57,12 @@ def predict(process):
         a, s = (rate[:, None] for rate in process.rates(time))
         data = MEAN + a * SPREAD**2 / (a**2 * SPREAD**2 + s**2) * (x - a * MEAN)
         noise = s / (a**2 * SPREAD**2 + s**2) * (x - a * MEAN)
-        return noise - data if isinstance(process, Flow) else noise
+        return target(process, data, noise)
 
     return said
 
 
-@pytest.mark.parametrize("process", [Flow(), DDPM(), DDPM(steps=10, last=0.5)])
+@pytest.mark.parametrize("process", [Flow(), DataFlow(), DDPM(), DDPM(steps=10, last=0.5)])
 def test_the_rates_are_those_of_the_papers_and_noise_is_added_by_them(process):
     time = np.linspace(0, 1, 11)
     found = np.stack(process.rates(time), -1)
@@ -63,12 +70,12 @@ def test_the_rates_are_those_of_the_papers_and_noise_is_added_by_them(process):
     assert found[0].tolist() == [1, 0] and found[-1, 0] < 0.3
     x = jnp.asarray(RNG.normal(size=(11, 2, 3)), jnp.float32)
     drawn = jnp.asarray(RNG.normal(size=x.shape), jnp.float32)
-    x_t, target = noised(process, x, drawn, jnp.asarray(time, jnp.float32))
+    x_t, told = noised(process, x, drawn, jnp.asarray(time, jnp.float32))
     a, s = (found[:, i, None, None] for i in range(2))
     np.testing.assert_allclose(x_t, a * x + s * drawn, atol=1e-6)
-    np.testing.assert_allclose(target, drawn - x if isinstance(process, Flow) else drawn, atol=1e-6)
+    np.testing.assert_allclose(told, target(process, x, drawn), atol=1e-6)
     # A right answer gives back what was mixed, but where there is no data left.
-    data, noise = process.parts(x_t[1:-1], jnp.asarray(time[1:-1], jnp.float32), target[1:-1])
+    data, noise = process.parts(x_t[1:-1], jnp.asarray(time[1:-1], jnp.float32), told[1:-1])
     np.testing.assert_allclose(data, x[1:-1], atol=2e-3)
     np.testing.assert_allclose(noise, drawn[1:-1], atol=1e-4)
 
@@ -103,7 +110,8 @@ def test_ddim_takes_the_steps_of_the_paper(eta, clip):
 
 
 @pytest.mark.parametrize(
-    ("process", "sampler"), [(Flow(), Euler(400)), (Flow(), DDIM(400)), (DDPM(), DDIM(500))]
+    ("process", "sampler"),
+    [(Flow(), Euler(400)), (Flow(), DDIM(400)), (DataFlow(), Euler(400)), (DDPM(), DDIM(500))],
 )
 def test_following_the_best_model_gives_the_known_end_of_each_noise(process, sampler):
     """The way of a Gaussian keeps its quantiles: noise z ends at mean + spread z, here of what x_1 holds."""
@@ -130,6 +138,19 @@ def test_ddim_of_a_flow_is_euler():
     given = dict(process=Flow())
     one = sample(predict(Flow()), x, sampler=Euler(7), **given)
     np.testing.assert_allclose(one, sample(predict(Flow()), x, sampler=DDIM(7), **given), atol=1e-5)
+
+
+def test_the_weighted_error_of_the_data_is_that_of_the_velocity_and_early_no_more():
+    x, noise, said = jnp.asarray(RNG.normal(size=(3, 4, 3)), jnp.float32)
+    time = np.array([0.05, 0.3, 0.6, 1.0])
+    x_t, told = noised(DataFlow(), x, noise, jnp.asarray(time, jnp.float32))
+    found = DataFlow().weight(jnp.asarray(time)) * np.square(said - told).mean(-1)
+    velocity = (np.asarray(x_t, np.float64) - said) / time[:, None]
+    expected = np.square(velocity - (noise - x)).mean(-1)
+    expected[0] *= (0.05 / 0.3) ** 2
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for process in (Flow(), DDPM()):
+        assert process.weight(time).tolist() == [1, 1, 1, 1]
 
 
 def test_guidance_0_and_1_are_exactly_one_model_and_beyond_it_goes_on():
@@ -187,6 +208,9 @@ def test_a_process_and_a_sampler_of_ones_own_are_taken():
         def parts(self, x_t, time, said):
             a, s = (rate[:, None] for rate in self.rates(time))
             return said, (x_t - a * said) / s
+
+        def weight(self, time):
+            return 1.0
 
     assert isinstance(Square(), diffusion.Process)
     x = jnp.asarray(RNG.normal(size=(2, 3)), jnp.float32)

@@ -53,9 +53,10 @@ def batch_of(task):
     return jax.tree.map(jnp.asarray, dict(next(iter(task.eval_batches("test", None)))))
 
 
-@pytest.mark.parametrize("process", ["flow", "ddpm"])
+@pytest.mark.parametrize("process", ["flow", "data_flow", "ddpm"])
 def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, process):
     config = get_config("ddpm,tiny" if process == "ddpm" else "tiny")
+    config.loss.process = process
     task, given = make_task(config), {}
     batch = batch_of(task)
     batch["valid"] = batch["valid"].at[-1].set(0)
@@ -69,9 +70,13 @@ def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, proc
     loss, sums = task.loss(params, batch, None)
     x, time = (np.asarray(given[name], np.float64) for name in ("x", "time"))
     t = time[:, None, None, None]
-    if process == "flow":
+    if process != "ddpm":
         noise = (x - (1 - t) * batch["image"]) / t
-        told = noise - batch["image"]
+        told = (
+            batch["image"] / np.maximum(t, 0.3)
+            if process == "data_flow"
+            else noise - batch["image"]
+        )
     else:
         kept = np.cumprod(np.append(1, 1 - np.linspace(1e-4, 0.02, 1000)))
         kept = kept[np.rint(1000 * t).astype(int)]
@@ -118,13 +123,12 @@ def test_guidance_0_draws_the_same_whatever_the_text_and_1_what_the_caption_says
         one, other = (draw([text], 0) for text in texts)
         assert np.array_equal(one, other) == same
         assert np.abs(one - draw([texts[0]], 1)).max() > 0.1
-    # By hand, one step of Euler: noise less the velocity of the conditional model.
+    # By hand, one step of Euler: the picture that the conditional model says.
     found = task.drawer(params, guidance=1.0, steps=1)(texts, 7)
     noise = jax.random.normal(jax.random.split(jax.random.key(7))[0], (2, 16, 16, 3))
     batch = jax.tree.map(jnp.asarray, task.captions(texts))
     given = batch["caption"], batch["caption_segment_ids"]
-    velocity = task.bind(params)(noise, jnp.ones(2), *given)
-    close(found, noise - velocity, ulps=5000)
+    close(found, task.bind(params)(noise, jnp.ones(2), *given), ulps=5000)
 
 
 def test_the_path_of_a_picture_and_what_each_step_read(task, params):
@@ -221,6 +225,19 @@ def test_several_texts_are_numbered_and_a_wrong_one_stops_no_other(workdir, laun
     assert code == 1 and err.count("\n") == 1 and "'giraffe'" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.png", "x-1.png", "x-3.png"]
     assert said.count("\n") == 2
+
+
+def test_each_text_is_drawn_with_each_guidance_from_the_same_noise(workdir, launched, tmp_path):
+    scales = ("--guidance=0", "--guidance=2")
+    out, page = f"--out={tmp_path}/x.png", f"--gallery={tmp_path}/all.png"
+    command = ("draw", f"--workdir={workdir}", "--sampling_steps=2", out)
+    code, said, err = launched(*command, "a red circle", "a blue frame", *scales, page)
+    assert code == 0 and said.count("\n") == 4, err
+    found = [np.asarray(Image.open(tmp_path / f"x-{i}.png")) for i in (1, 2, 3, 4)]
+    np.testing.assert_array_equal(found[0], found[2])  # both ignore their text
+    assert (tmp_path / "all.png").stat().st_size > 5000
+    launched(*command, "a blue frame", "--guidance=2")
+    np.testing.assert_array_equal(found[3], np.asarray(Image.open(tmp_path / "x.png")))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A PixArt is its equations in numpy: patches read words, and the time modulates all else."""
 
 import functools
+import json
 from dataclasses import replace
 
 import jax
@@ -10,9 +11,15 @@ import pytest
 from flax import nnx
 
 import crossattn as xa
+from crossattn.interventions import captured
 from crossattn.models import PixArt, pixart
+from crossattn.nn.encoded import Encoded
+from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig
+from experiments.parity.weights import weight
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.models.golden import make_pixart
 
 TINY = pixart.tiny()
 GIVEN = {name: jnp.asarray(x) for name, x in pixart.example(TINY, 3, padding=2).items()}
@@ -120,6 +127,52 @@ def test_modulation_that_blocks_share_but_for_their_biases_is_adaln_single():
     close(call(own, **GIVEN), in_numpy(own, **given, vectors_of=single), ulps=5000)
 
 
+def test_its_blocks_compute_what_those_of_diffusers_compute():
+    D, N = make_pixart.DIM, make_pixart.HEADS
+    with np.load(make_pixart.FILE, allow_pickle=False) as file:
+        theirs = {
+            name: weight(name, tuple(x)) for name, x in json.loads(str(file["shapes"])).items()
+        }
+        patches, condition, expected = (file[name] for name in ("patches", "condition", "out"))
+    shape = BlockConfig.of(dim=D, num_heads=N, mlp_dim=4 * D, activation="gelu")
+    stack = lambda rngs: Stack(lambda rngs: pixart.reading_block(shape, rngs), 2, rngs=rngs)  # noqa: E731
+    sides = {"query": (D, N, -1), "key": (D, N, -1), "value": (D, N, -1), "out": (N, -1, D)}
+    names = {"query": "to_q", "key": "to_k", "value": "to_v", "out": "to_out.0"}
+
+    def layer(name, kernel=(D, -1), bias=(-1,)):
+        own = theirs[f"{name}.weight"].T, theirs[f"{name}.bias"]
+        return {"kernel": own[0].reshape(kernel), "bias": own[1].reshape(bias)}
+
+    def block(name):
+        own = {
+            ours: {
+                p: layer(f"{name}.{at}.{names[p]}", side, side[1 + (p == "out") :])
+                for p, side in sides.items()
+            }
+            for ours, at in (("attention", "attn1"), ("cross", "attn2"))
+        }
+        own["feedforward"] = {
+            "up": layer(f"{name}.ff.net.0.proj"),
+            "down": layer(f"{name}.ff.net.2", (-1, D)),
+        }
+        single = layer("adaln_single.linear", (D, 2, 3, D), (2, 3, D))
+        single["bias"] = single["bias"] + theirs[f"{name}.scale_shift_table"].reshape(2, 3, D)
+        for i, sublayer in enumerate(("attention", "feedforward")):
+            norm = {"scale": np.ones(D, np.float32), "bias": np.zeros(D, np.float32)}
+            parts = enumerate(("shift", "scale", "opening"))
+            vectors = {p: {k: x[..., i, j, :] for k, x in single.items()} for j, p in parts}
+            own[f"{sublayer}_residual"] = {"norm": norm} | vectors
+        return own
+
+    params = {"layers": {str(i): block(f"transformer_blocks.{i}") for i in range(2)}}
+    bound = xa.functional.bind(stack, jax.tree.map(jnp.asarray, params))
+    given = make_pixart.inputs()
+    words = Encoded(jnp.asarray(given["words"]), jnp.asarray(given["valid"]) > 0)
+    states = bound.map(lambda block: block.read({"words": words}))
+    found, _ = bound(jnp.asarray(patches), states, condition=jnp.asarray(condition))
+    close(found, expected, ulps=2000)
+
+
 def test_every_word_and_the_time_reach_every_pixel_of_their_own_picture():
     found = call(params(), **GIVEN)
     assert found.shape == GIVEN["image"].shape
@@ -130,9 +183,10 @@ def test_every_word_and_the_time_reach_every_pixel_of_their_own_picture():
     assert moved[1].min() > 0 and not moved[[0, 2]].any()
 
 
-def test_at_first_the_time_changes_nothing_but_the_end_and_a_block_only_reads():
+def test_at_first_the_output_is_0_the_time_changes_nothing_and_a_block_only_reads():
     """adaLN-Zero: self-attention and networks are closed, so that only the words are added to patches."""
     fresh = xa.functional.bind(build, xa.init(build, jax.random.key(0)))
+    assert not fresh(**GIVEN).any() and not fresh.modulation(jnp.ones(TINY.block.dim)).any()
     states = fresh.read(GIVEN["tokens"], GIVEN["segment_ids"])
     z = fresh.patches(GIVEN["image"])
     condition = jnp.ones((3, TINY.block.dim))
@@ -143,6 +197,17 @@ def test_at_first_the_time_changes_nothing_but_the_end_and_a_block_only_reads():
     for block, state in zip(fresh.stack.blocks(), states, strict=True):
         read = read + block.cross(read, state.memories["cross"])
     close(own, read, ulps=2000)
+
+
+def test_words_that_are_padding_ask_nothing_and_change_nothing():
+    names = ["encoder.attention.stats"]
+    _, found = captured(lambda own: own(**GIVEN), bound(), names)
+    asks = np.isfinite(found[names[0]].lse).all((0, 2))  # [B S], of all layers and heads
+    np.testing.assert_array_equal(asks, GIVEN["segment_ids"] > 0)
+    padded = GIVEN["segment_ids"] == 0
+    other = {**GIVEN, "tokens": jnp.where(padded, 9, GIVEN["tokens"])}
+    assert padded.any()
+    np.testing.assert_array_equal(call(params(), **other), call(params(), **GIVEN))
 
 
 def test_without_words_attention_adds_its_bias_alone_whatever_the_words():
