@@ -22,19 +22,20 @@ def get_config(arg: str = ""):
         mlp_dim=512,
         activation="relu",
         norm_first=True,
-        dropout_rate=0.1,
-        encoder_layers=3,
+        dropout_rate=0.05,
+        encoder_layers=2,
         decoder_layers=3,
-        group=4,
-        prenet_dim=128,
-        postnet_dim=128,
+        group=5,
+        prenet_dim=64,
+        postnet_layers=3,
+        postnet_dim=64,
     )
     data = dict(
         name="espeak/en-us",
         options=dict(longest=50),
         data_dir=placeholder(str),
         letters="abcdefghijklmnopqrstuvwxyz ,.?'",
-        batch_size=16,
+        batch_size=4,
         source_len=52,
         max_frames=360,
         mode="bucket",
@@ -43,11 +44,10 @@ def get_config(arg: str = ""):
         "text_to_speech",
         data=data,
         model=model,
-        loss=dict(stop=1.0, stop_last=5.0, guided=1.0, guided_width=0.2),
-        # The learning rate is constant and parameters are averaged, so that more steps continue a run.
-        optim=parts.adamw(learning_rate=1.5e-3, schedule="constant", warmup_steps=200),
-        train=parts.train(steps=2400, ema_decay=0.995, log_every=50, eval_every=400),
-        checkpoint=parts.checkpoint(every=200, best_metric="mel", best_mode="min"),
+        loss=dict(stop=1.0, stop_last=5.0, guided=0.3, guided_width=0.15, unseen=0.5),
+        optim=parts.adamw(learning_rate=1e-3, schedule="cosine", warmup_steps=200),
+        train=parts.train(steps=4000, ema_decay=0.99, log_every=50, eval_every=1000),
+        checkpoint=parts.checkpoint(every=1000, best_metric="mel", best_mode="min"),
         evaluate=dict(examples=1000, batch_size=32),
     )
     return _tiny(config) if "tiny" in words else config
@@ -58,6 +58,9 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     del config.data["options"]
     config.model.update(dim=32, num_heads=2, mlp_dim=64, encoder_layers=1, decoder_layers=2)
     config.model.update(prenet_dim=32, postnet_dim=32, dropout_rate=0.0)
+    # A letter of tones has four frames.
+    config.model.update(group=4, postnet_layers=5)
+    config.loss.update(guided=1.0, guided_width=0.2, unseen=0.0)
     config.optim.update(learning_rate=4e-3, warmup_steps=8)
     config.train.update(steps=8, ema_decay=None, log_every=2, eval_every=0)
     config.checkpoint.update(every=4)

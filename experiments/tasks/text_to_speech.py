@@ -18,9 +18,10 @@ from jaxtyping import Float
 from crossattn import decode
 from crossattn.data.features import Letters, Vectors
 from crossattn.data.mel import log_mel
+from crossattn.nn.sublayers import split
 from crossattn.train.alignment_losses import diagonal_attention, relative_distance
 from crossattn.train.sharding import everywhere, mesh_of
-from crossattn.types import Count, NonNegative, Positive
+from crossattn.types import Count, NonNegative, Positive, Rate
 from experiments.tasks import base, protocols, sections
 
 NEAR = 0.1 + 1e-6
@@ -53,12 +54,14 @@ class SpeechLoss:
       stop_last: weight of the last step among them, which is one of many.
       guided: weight of the penalty on attention far from the diagonal.
       guided_width: relative distance at which that is 0.4.
+      unseen: share of the steps that are not told the frame before them, in training.
     """
 
     stop: NonNegative = 1.0
     stop_last: Positive = 5.0
     guided: NonNegative = 1.0
     guided_width: Positive = 0.2
+    unseen: Rate = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,16 @@ class TextToSpeechTask(base.Task):
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         model, own, batch = self.bind(params), self.config.get("loss", {}), self.seen(batch)
         options = SpeechLoss(**own)
-        keys = [None, None] if key is None else jax.random.split(key)
+        keys = split(key, 3)
         target, there = batch["target"], batch["target_segment_ids"]
         letters = batch["source_segment_ids"]
+        before = jnp.pad(target[:, :-1], [(0, 0), (1, 0), (0, 0)])
+        if keys[2] is not None:
+            seen = jax.random.bernoulli(keys[2], 1.0 - options.unseen, there.shape)
+            before = jnp.where(seen[..., None], before, 0.0)
         hidden, weights = model.hidden(
             batch["source"],
-            jnp.pad(target[:, :-1], [(0, 0), (1, 0), (0, 0)]),
+            before,
             source_segment_ids=letters,
             target_segment_ids=there,
             key=keys[0],

@@ -87,6 +87,7 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
 
     groups, refined, stop, weights = map(np.float64, outputs(params))
     found = dict(loss=0.0, mel=0.0, diagonal=0.0, stop=0.0, weight=0.0)
+    width = task.config.loss.guided_width
     for row in range(len(groups)):
         T, S = (int((batch[f"{n}_segment_ids"][row] > 0).sum()) for n in ("target", "source"))
         true, own = np.float64(batch["target"][row, :T]), weights[:, row, :, :T, :S].mean((0, 1))
@@ -95,7 +96,7 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
             surprise = -np.log(p[t] if t == T - 1 else 1 - p[t])
             errors = [x[row, t] - true[t] for x in (groups, refined)]
             guided = sum(
-                own[t, s] * (1 - np.exp(-((t / T - s / S) ** 2) / (2 * 0.2**2))) for s in range(S)
+                own[t, s] * (1 - np.exp(-((t / T - s / S) ** 2) / (2 * width**2))) for s in range(S)
             )
             found["mel"] += np.abs(errors[1]).mean()
             found["stop"] += surprise
@@ -105,6 +106,31 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
             found["weight"] += 1
     for name, value in found.items():
         assert float(sums[name]) == pytest.approx(value, rel=1e-4), name
+
+
+def test_a_share_of_the_steps_is_not_told_the_frame_before_and_only_in_training(
+    params, batch, monkeypatch
+):
+    config = config_file.get_config("tiny")
+    config.loss.unseen = 0.5
+    task, told = make_task(config), []
+
+    class Recorded:
+        def __init__(self, model):
+            self.logits, self.refine = model.logits, model.refine
+            self.hidden = lambda *args, **given: (
+                told.append(args[1]) or model.hidden(*args, **given)
+            )
+
+    bind = task.bind
+    monkeypatch.setattr(task, "bind", lambda params: Recorded(bind(params)))
+    read = jax.jit(lambda params, batch, key: (task.loss(params, batch, key), told.pop())[1])
+    whole, some = (np.asarray(read(params, batch, key)) for key in (None, jax.random.key(0)))
+    before = np.pad(batch["target"][:, :-1], [(0, 0), (1, 0), (0, 0)])
+    np.testing.assert_array_equal(whole, before)
+    seen = some.any(-1)
+    np.testing.assert_array_equal(some, np.where(seen[..., None], before, 0.0))
+    assert 0.4 < seen[before.any(-1)].mean() < 0.6
 
 
 def test_attention_on_the_diagonal_costs_nothing_and_padding_never_counts():
