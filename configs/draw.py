@@ -37,12 +37,12 @@ def get_config(arg: str = ""):
         optim=parts.adamw(
             name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=50, weight_decay=0.01
         ),
-        train=parts.train(steps=2600, ema_decay=0.998, log_every=50, eval_every=650),
+        train=parts.train(steps=3300, ema_decay=0.998, log_every=50, eval_every=650),
         checkpoint=parts.checkpoint(every=650),
         evaluate=dict(
             examples=100,
             guidance=3.0,
-            sampler="ddim" if noise else "euler",
+            sampler="ancestral",
             steps=25,
             batch_size=100,
         ),

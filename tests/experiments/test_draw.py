@@ -124,7 +124,7 @@ def test_guidance_0_draws_the_same_whatever_the_text_and_1_what_the_caption_says
         assert np.array_equal(one, other) == same
         assert np.abs(one - draw([texts[0]], 1)).max() > 0.1
     # By hand, one step of Euler: the picture that the conditional model says.
-    found = task.drawer(params, guidance=1.0, steps=1)(texts, 7)
+    found = task.drawer(params, guidance=1.0, sampler="euler", steps=1)(texts, 7)
     noise = jax.random.normal(jax.random.split(jax.random.key(7))[0], (2, 16, 16, 3))
     batch = jax.tree.map(jnp.asarray, task.captions(texts))
     given = batch["caption"], batch["caption_segment_ids"]
@@ -184,7 +184,10 @@ def test_a_blind_task_reads_words_of_0_and_a_shuffled_one_others(task):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"loss.process": "ddpm"}, "'euler', which follows the velocity of a flow"),
+        (
+            {"loss.process": "ddpm", "evaluate.sampler": "euler"},
+            "'euler', which follows the velocity of a flow",
+        ),
         ({"checkpoint.best_metric": "right"}, "evaluate.examples of 1 or more measures"),
         (
             {"checkpoint.best_metric": "right", "evaluate.examples": 2, "data.name": "shapes"},
