@@ -32,9 +32,9 @@ from experiments.tasks.translation import TranslationTask
 from experiments.transcribe import frames_of, open_whisper
 
 _WIDTH, _ROWS = 16, 64  # lengths of sources are rounded to this; sources of a batch
-_TEXT = dict(newest=(1, 2, 4), k=(1, 3, 6), unit=1)
+_TEXT: dict[str, Any] = dict(newest=(1, 2, 4), k=(1, 3, 6), unit=1)
 # English has about a token in 14 vectors of 0.02 s.
-_SOUND = dict(newest=(5, 20, 50), k=(2, 6, 12), unit=14)
+_SOUND: dict[str, Any] = dict(newest=(5, 20, 50), k=(2, 6, 12), unit=14)
 _LONGEST = 96  # tokens of a transcript
 _ALL = WaitK(10**6)  # which never begins before the end
 

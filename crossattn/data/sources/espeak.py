@@ -167,7 +167,8 @@ def words_of(text: str, events: Sequence[Sequence[Any]]) -> list[Word]:
     espeak-ng tells of a word before its first phoneme; the names of pauses begin with "_".
     """
     found: list[tuple[int, float, float]] = []
-    told = begun = None
+    told: Any = None
+    begun: tuple[int, float] | None = None
     for kind, first, _, seconds, phoneme in events:
         pause = phoneme.startswith("_")
         if kind == "word":
