@@ -3,8 +3,9 @@
 ``generate`` runs a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search`` and
 ``speculative`` are the searches of tokens. They share a ``GenerationConfig`` (lengths, prefix, special
 tokens), a list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture``
-of attention. ``generate_frames`` runs a model of frames, by the search ``UntilStop``. ``diffusion`` draws
-pictures from noise, by any model of noisy arrays.
+of attention. ``Simultaneous`` writes while its source arrives, by a policy (``AlignAtt``, ``WaitK``).
+``generate_frames`` runs a model of frames, by the search ``UntilStop``. ``diffusion`` draws pictures from
+noise, by any model of noisy arrays.
 """
 
 from crossattn.decode import diffusion
@@ -21,10 +22,12 @@ from crossattn.decode.search.contrastive import contrastive_search
 from crossattn.decode.search.drafts import ModelDraft, PromptLookup
 from crossattn.decode.search.frames import Groups, UntilStop, generate_frames
 from crossattn.decode.search.greedy import greedy, sample
+from crossattn.decode.search.simultaneous import AlignAtt, Simultaneous, SoFar, WaitK, write_along
 from crossattn.decode.search.speculative import speculative
 from crossattn.decode.states import DecodingStates
 
 __all__ = [
+    "AlignAtt",
     "Bucketed",
     "Capture",
     "Context",
@@ -35,7 +38,10 @@ __all__ = [
     "LogitsProcessor",
     "ModelDraft",
     "PromptLookup",
+    "Simultaneous",
+    "SoFar",
     "UntilStop",
+    "WaitK",
     "attention_of",
     "beam_search",
     "constraints",
@@ -49,4 +55,5 @@ __all__ = [
     "sampling",
     "speculative",
     "stopping",
+    "write_along",
 ]

@@ -121,6 +121,33 @@ def normalised(text: str) -> str:
     return english.EnglishTextNormalizer()(text)
 
 
+def lagging(
+    delays: Sequence[float | int] | np.ndarray, source: float | int, reference: int
+) -> float:
+    """Computes length-adaptive average lagging: how far a text is behind an ideal that keeps pace.
+
+        gamma = max(n, reference) / source        tau = the first t with d[t] >= source, or n
+        LAAL = 1 / tau * sum of d[t] - (t - 1) / gamma over t = 1 .. tau
+
+    Args:
+      delays: d, how much of the source had arrived when each token or word was written.
+      source: how much there is in all, in the same unit.
+      reference: tokens or words of the reference.
+
+    Raises:
+      ValueError: nothing was written, or the source is empty.
+    Source: Papi et al. 2022, "Over-Generation Cannot Be Rewarded"; as SimulEval computes it.
+    """
+    d = np.asarray(delays, np.float64)
+    if not len(d) or source <= 0:
+        raise ValueError(
+            f"got {len(d)} delays and a source of {source}; expected one or more of each."
+        )
+    tau = min(int(np.sum(d < source)) + 1, len(d))
+    pace = source / max(len(d), reference)
+    return float(np.mean(d[:tau] - pace * np.arange(tau)))
+
+
 def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:
     """Computes loss and accuracy a token, and perplexity, from sums over tokens."""
     weight = sums["weight"] or 1.0

@@ -1,6 +1,8 @@
 """Sentences read by espeak-ng: what is a sentence, its split, and what is kept of a sound."""
 
+import base64
 import io
+import json
 import subprocess
 import wave
 
@@ -36,7 +38,7 @@ def voices(monkeypatch, tmp_path):
         return subprocess.CompletedProcess(command, 0, buffer.getvalue(), b"")
 
     monkeypatch.setattr(espeak.subprocess, "run", run)
-    monkeypatch.setattr(espeak, "_sentences", lambda data_dir: TEXTS)
+    monkeypatch.setattr(espeak, "all_sentences", lambda data_dir: TEXTS)
     monkeypatch.setattr(
         fetch, "debian_program", lambda *given: (tmp_path / "usr/bin/espeak-ng", {})
     )
@@ -170,4 +172,66 @@ def test_sentences_are_those_of_the_help_without_its_tags(tmp_path):
         tmp_path / "downloads" / "libreoffice-help-en-us_1-1_all.deb",
         help_pages("en-US", {"a.html": body}),
     )
-    assert espeak._sentences(tmp_path) == ["opens the print dialog box."]
+    assert espeak.all_sentences(tmp_path) == ["opens the print dialog box."]
+
+
+EVENTS = [  # of "Press, an icon of the key." as espeak-ng tells them
+    ("word", 0, 5, 0.0, ""), ("phoneme", 0, 0, 0.05, "p"), ("phoneme", 0, 0, 0.15, "E"),
+    ("phoneme", 5, 0, 0.31, "_:"), ("phoneme", 5, 0, 0.45, "_"),
+    ("word", 7, 2, 0.45, ""), ("phoneme", 7, 0, 0.46, "a#"), ("phoneme", 7, 0, 0.5, "n"),
+    ("word", 10, 4, 0.5, ""), ("phoneme", 10, 0, 0.57, "aI"), ("phoneme", 10, 0, 0.7, "k"),
+    ("word", 15, 2, 0.8, ""), ("phoneme", 15, 0, 0.81, "@"), ("phoneme", 15, 0, 0.9, "D"),
+    ("word", 22, 3, 1.0, ""), ("phoneme", 22, 0, 1.05, "k"), ("phoneme", 26, 0, 1.3, "_:"),
+    ("phoneme", 26, 0, 1.31, "_"),
+]  # fmt: skip
+SAID = "Press, an icon of the key."
+
+
+def test_words_last_from_phoneme_to_phoneme_or_pause():
+    assert espeak.words_of(SAID, EVENTS) == [
+        ("Press", 0.05, 0.31), ("an", 0.46, 0.57), ("icon", 0.57, 0.81), ("of the", 0.81, 1.05),
+        ("key", 1.05, 1.3),
+    ]  # fmt: skip
+    assert espeak.words_of("", []) == []
+
+
+def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path):
+    def run(command, *, input, env, capture_output):
+        voice, folder = command[-2:]
+        assert env == {"LD_LIBRARY_PATH": "there"} and json.loads(input) == [SAID] and not folder
+        if voice == "xx":
+            return subprocess.CompletedProcess(command, 1, b"", b"the voice does not exist\n")
+        if voice == "yy":
+            return subprocess.CompletedProcess(command, 1, b"", b"OSError: libespeak-ng.so.1\n")
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes(np.full(800, 2**14, "<i2").tobytes())
+        line = {"wav": base64.b64encode(buffer.getvalue()).decode(), "events": EVENTS}
+        return subprocess.CompletedProcess(command, 0, json.dumps(line).encode(), b"")
+
+    monkeypatch.setattr(espeak.subprocess, "run", run)
+    program = tmp_path / "usr/bin/espeak-ng", {"LD_LIBRARY_PATH": "there"}
+    monkeypatch.setattr(fetch, "debian_program", lambda *given: program)
+    ((audio, words),) = espeak.timed([SAID], "en-us")
+    assert audio.shape == (800,) and np.all(audio == 0.5)
+    assert words == espeak.words_of(SAID, EVENTS)
+    with pytest.raises(DataError, match="espeak-ng has no voice 'xx'"):
+        espeak.timed([SAID], "xx")
+    with pytest.raises(DataUnavailable, match="espeak-ng does not run .*libespeak-ng"):
+        espeak.timed([SAID], "yy")
+
+
+@pytest.mark.skipif(
+    not (fetch.cache_dir() / "programs" / "espeak-ng").is_dir(), reason="espeak-ng is not fetched"
+)
+def test_the_times_are_those_of_the_sound():
+    """Where a word ends in a pause the sound is silent until the next word, and nowhere in a word."""
+    ((audio, words),) = espeak.timed(["press the keys, then open a menu; and close it."], "en-us")
+    assert [word.text for word in words] == "press the keys then open a menu and close it".split()
+    loud = np.abs(audio) > 0.01 * np.abs(audio).max()
+    for before, after in ((words[2], words[3]), (words[6], words[7])):
+        assert after.start - before.end > 0.1
+        assert not loud[round(16000 * before.end) + 320 : round(16000 * after.start) - 800].any()
+    for word in words:
+        assert loud[round(16000 * word.start) : round(16000 * word.end)].mean() > 0.2

@@ -29,8 +29,9 @@ LAUNCHERS = (
     "caption", "speak", "demo", "draw", "explore", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
-    "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
-    "bench.decode", "bench.images_in_text", "bench.knockouts", "bench.markup", "bench.patterns",
+    "bench.alignment_heads", "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance",
+    "bench.corpus",
+    "bench.decode", "bench.images_in_text", "bench.knockouts", "bench.lag", "bench.markup", "bench.patterns",
     "bench.plans", "bench.pronunciations", "bench.scores", "bench.shots", "bench.stamps",
     "bench.translation_step", "bench.understood", "bench.whisper", "bench.word_maps",
     "bench.word_times",

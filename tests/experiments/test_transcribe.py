@@ -15,9 +15,12 @@ import soundfile
 
 from crossattn import functional
 from crossattn.data.audio import read_audio
+from crossattn.data.sources import espeak
+from crossattn.data.sources.espeak import Word
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.speech import windows
 from experiments import transcribe
+from experiments.bench import alignment_heads, lag
 from experiments.fetch_weights import whisper
 from experiments.inputs import each_file
 from experiments.transcribe import frames_of, open_whisper
@@ -288,6 +291,76 @@ def test_int8_weights_are_heard_with_and_need_their_package(
     monkeypatch.setitem(sys.modules, "qwix", None)
     said = refused("transcribe", wav, f"--model={folder}", "--int8")
     assert "int8 weights need qwix: pip install" in said
+
+
+def test_heads_are_chosen_by_the_times_of_a_voice_and_written_where_others_read_them(
+    folder, capsys, monkeypatch, tmp_path
+):
+    said = ["to be or not", "it is a key", "a cat sat by", "we go in now"]
+
+    def speak(texts, voice):
+        rng = np.random.default_rng(len(voice))
+        times = [Word(text, 0.2 * i, 0.2 * i + 0.2) for i, text in enumerate("abcd")]
+        return [
+            (
+                0.1 * rng.standard_normal(14_000).astype(np.float32),
+                [time._replace(text=own) for time, own in zip(times, text.split(), strict=True)],
+            )
+            for text in texts
+        ]
+
+    monkeypatch.setattr(espeak, "timed", speak)
+    monkeypatch.setattr(espeak, "all_sentences", lambda: said)
+    monkeypatch.setattr(espeak, "split_of", lambda text: "train" if "t" in text else "test")
+    monkeypatch.setattr(alignment_heads, "_LETTERS", (5, 50))
+    out = tmp_path / "made"
+    monkeypatch.setattr(sys, "argv", ["x", str(folder), "--other=b", f"--out={out}"])
+    alignment_heads.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("chosen by 3 sentences: [[") and len(lines) == 1 + 2 * 5 + 1
+    assert lines[1] == "en-us: 1 sentences, 4 words" and "in proportion" in lines[5]
+    heads = open_whisper(str(out), words=True).heads
+    assert lines[0].endswith(str([*map(list, heads)]))
+    before, after = (json.loads((f / "generation_config.json").read_text()) for f in (folder, out))
+    assert after == before | {"alignment_heads": [*map(list, heads)]}
+    transformers = peer("transformers")
+    theirs = transformers.GenerationConfig.from_pretrained(out)
+    assert theirs.alignment_heads == [*map(list, heads)]
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_what_is_written_at_the_end_of_a_sound_is_the_offline_text(folder, wav, monkeypatch):
+    monkeypatch.setattr(lag, "_LONGEST", 40)
+    whisper, audio = open_whisper(str(folder), words=True), read_audio(wav)[:15_000]
+    policies = [lag.AlignAtt(1, whisper.heads), lag.WaitK(1, unit=5), lag._ALL]
+    soon, steady, last = lag.live(whisper, policies, audio, 0.25)
+    frames = np.pad(frames_of(audio, whisper), ((0, 6), (0, 0)))
+    encoded = windows.hear(whisper.build, whisper.params, frames[None])
+    prefix = jnp.array([whisper.tokens.prefix(times=False)])
+    expected = windows.write(
+        whisper.build, whisper.params, encoded, prefix,
+        tokens=whisper.tokens, times=False, max_new_tokens=lag._LONGEST,
+    )  # fmt: skip
+    ids = expected.tokens[0, : expected.lengths[0]].tolist()
+    assert last[0] == whisper.tokens.decode(ids) and last[0]
+    assert set(last[1]) == {0.94}  # all of the sound, in vectors
+    assert steady[1] == sorted(steady[1]) and steady[1][0] < 0.94
+    assert soon[1] == sorted(soon[1]) and all(t in (0.26, 0.5, 0.76, 0.94) for t in soon[1])
+
+
+def test_spoken_words_are_found_among_the_words_of_tokens():
+    words = [
+        ("The", [1]),
+        (" key", [2, 3]),
+        (",", [4]),
+        (" of", [5]),
+        (" the", [6]),
+        (" pad", [7, 8]),
+    ]
+    found = alignment_heads.rows_of(words, ["the", "key", "of the", "pad"])
+    np.testing.assert_array_equal(found, [[0, 1], [1, 3], [4, 6], [6, 8]])
+    assert alignment_heads.rows_of(words, ["the", "ke", "y", "of the", "pad"]) is None
+    assert alignment_heads.rows_of(words, ["the", "key"]) is None
 
 
 def test_what_cannot_be_heard_is_refused_in_one_line(folder, wav, refused, tmp_path):

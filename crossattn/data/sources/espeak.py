@@ -1,26 +1,29 @@
-"""Short sentences of LibreOffice's help, read by voices of espeak-ng: "espeak/en-us,en-gb+f3".
+"""Short sentences of LibreOffice's help, read by voices of espeak-ng: "espeak/en-us,en+f3".
 
 Every voice reads every sentence of its splits. A sentence is in one split, by the hash of its letters,
 whoever reads it: 10 % test, 5 % validation. The program of a machine that lacks it comes from Debian's
 packages; what it says is kept in the data folder. Silence before and after the words is cut.
 """
 
+import base64
 import functools
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int16
 
-from crossattn.data import archives, fetch
+from crossattn.data import archives, espeak_events, fetch
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.mel import HOP
@@ -41,6 +44,7 @@ OPTIONS = {
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
 """The letters of the sentences, which are in small letters."""
 
+_MARKS = " ,.;:?!"
 _SILENT = 0.01  # of the loudest sample
 _VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
 
@@ -68,11 +72,11 @@ def open_split(
                 f" {held_out!r}; name each voice once."
             )
     voices = rest.split(",") if split == "train" else apart or rest.split(",")
-    texts = [text for text in _sentences(data_dir) if len(text) <= longest]
+    texts = [text for text in all_sentences(data_dir) if len(text) <= longest]
     texts = of_words(texts, words) if words else texts
     texts = [text for text in texts if split_of(text) == split]
     if sentences and split == "train":
-        texts = [texts[i * len(texts) // sentences] for i in range(min(sentences, len(texts)))]
+        texts = spread(texts, sentences)
     turns = turns and split == "train"
     own = {voice: texts[i :: len(voices)] if turns else texts for i, voice in enumerate(voices)}
     sounds = {voice: _Spoken(voice, tuple(read), data_dir) for voice, read in own.items()}
@@ -86,6 +90,11 @@ def open_split(
         return {"id": name, "text": text, "family": text, "voice": voice, "audio": audio}
 
     return MappedSource(places, example)
+
+
+def spread(texts: Sequence[str], count: int) -> list[str]:
+    """Returns ``count`` of the texts at equal distances, or all."""
+    return [texts[i * len(texts) // count] for i in range(min(count, len(texts)))]
 
 
 def split_of(text: str) -> str:
@@ -111,23 +120,87 @@ def speak(text: str, voice: str, data_dir: Any = None) -> Float[np.ndarray, " sa
         DataError: espeak-ng has no such voice.
         DataUnavailable: there is no espeak-ng here, and no apt to bring it.
     """
+    program, folder, environment = _installed(voice, data_dir)
+    path = [] if folder is None else [f"--path={folder}"]
+    command = [str(program), *path, "-v", voice, "--stdin", "--stdout"]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment)
+    _refuse_failed(done, voice)
+    audio = read_audio(io.BytesIO(done.stdout))
+    loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
+    return audio[max(loud[0] - HOP, 0) : loud[-1] + 2 * HOP] if len(loud) else audio
+
+
+class Word(NamedTuple):
+    """A word of a sound: its letters, and the seconds at which it begins and ends."""
+
+    text: str
+    start: float
+    end: float
+
+
+def timed(
+    texts: Sequence[str], voice: str, data_dir: Any = None
+) -> list[tuple[Float[np.ndarray, " samples"], list[Word]]]:
+    """Returns what a voice says at 16 kHz, and its words with the times that the synthesiser tells.
+
+    A word lasts from its first phoneme to that of the next word, or to a pause. Two that espeak-ng says as
+    one, such as "of the", are one.
+
+    Raises:
+        DataError: espeak-ng has no such voice.
+        DataUnavailable: there is no espeak-ng here, or not its library, and no apt to bring it.
+    """
+    _, folder, environment = _installed(voice, data_dir)
+    command = [sys.executable, espeak_events.__file__, voice, str(folder or "")]
+    given = json.dumps(list(texts)).encode()
+    done = subprocess.run(command, input=given, capture_output=True, env=environment)
+    _refuse_failed(done, voice)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    sounds = [read_audio(io.BytesIO(base64.b64decode(each["wav"]))) for each in found]
+    words = [words_of(text, each["events"]) for text, each in zip(texts, found, strict=True)]
+    return list(zip(sounds, words, strict=True))
+
+
+def words_of(text: str, events: Sequence[Sequence[Any]]) -> list[Word]:
+    """Returns the words of events (kind, first character, characters, seconds, phoneme), in order.
+
+    espeak-ng tells of a word before its first phoneme; the names of pauses begin with "_".
+    """
+    found: list[tuple[int, float, float]] = []
+    told: Any = None
+    begun: tuple[int, float] | None = None
+    for kind, first, _, seconds, phoneme in events:
+        pause = phoneme.startswith("_")
+        if kind == "word":
+            told = first if told is None else told
+        elif pause or told is not None:
+            if begun is not None:
+                found.append((*begun, seconds))
+            begun = None if pause else (told, seconds)
+            told = told if pause else None
+    firsts = [first for first, *_ in found] + [len(text)]
+    return [
+        Word(text[first:end].strip(_MARKS), *times)
+        for (first, *times), end in zip(found, firsts[1:], strict=True)
+    ]
+
+
+def _installed(voice: str, data_dir: Any) -> tuple[Path, Path | None, dict[str, str]]:
+    """Returns the program, the folder of its data where it is not installed, and its environment."""
     if not _VOICE.fullmatch(voice):
         raise DataError(f"there is no voice {voice!r}; expected one of espeak-ng, such as en-us+f3")
     program, environment = fetch.debian_program("espeak-ng", data_dir)
     own = [path.parent for path in program.parents[1].glob("lib/*/espeak-ng-data")]
-    folder = (
-        [f"--path={own[0]}"] if own and program.is_relative_to(fetch.cache_dir(data_dir)) else []
-    )
-    command = [str(program), *folder, "-v", voice, "--stdin", "--stdout"]
-    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment)
+    fetched = program.is_relative_to(fetch.cache_dir(data_dir))
+    return program, own[0] if own and fetched else None, environment
+
+
+def _refuse_failed(done: subprocess.CompletedProcess, voice: str) -> None:
     if done.returncode:
         said = " ".join(done.stderr.decode("utf-8", "replace").split()) or "it says nothing"
         if "voice" in said:
             raise DataError(f"espeak-ng has no voice {voice!r} ({said})")
-        raise DataUnavailable(f"{program} does not run ({said})")
-    audio = read_audio(io.BytesIO(done.stdout))
-    loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
-    return audio[max(loud[0] - HOP, 0) : loud[-1] + 2 * HOP] if len(loud) else audio
+        raise DataUnavailable(f"espeak-ng does not run ({said})")
 
 
 class _Spoken:
@@ -163,7 +236,7 @@ def _keep(sounds: list[np.ndarray], folder: Path) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _sentences(data_dir: Any) -> Sequence[str]:
+def all_sentences(data_dir: Any = None) -> Sequence[str]:
     """Returns the help's short sentences in small letters, each once."""
     from crossattn.data.sources import libreoffice_help as help
 

@@ -173,13 +173,11 @@ class OneByOne:
         self, logits: Float[Array, "B 1 V"], progress: Progress
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
         """Returns the next token of each row, and its log-probability before any processing."""
-        if self.key is None and not self.processors:
-            return most_likely(logits[:, 0])
-        processed = self.config.process(self.processors, logits, progress.tokens, progress.length)
+        texts = progress.tokens, progress.length
         if self.key is None:
-            chosen, _ = most_likely(processed[:, 0])
-        else:
-            chosen = topk.draw(processed[:, 0], self._uniform(progress.length))
+            return likeliest(logits, self.config, self.processors, *texts)
+        processed = self.config.process(self.processors, logits, *texts)
+        chosen = topk.draw(processed[:, 0], self._uniform(progress.length))
         return chosen, log_p_of(logits[:, 0], chosen)
 
     def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:
@@ -187,6 +185,24 @@ class OneByOne:
         if self.key.ndim == 0:
             return jax.random.uniform(jax.random.fold_in(self.key, length), (self.config.batch,))
         return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, length)))(self.key)
+
+
+def likeliest(
+    logits: Float[Array, "B 1 V"],
+    config: GenerationConfig,
+    processors: Sequence[LogitsProcessor],
+    tokens: Int[Array, "B 1 X"],
+    length: Int[Array, "..."],
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Returns the likeliest token of each row after the processors, and its log-probability before them.
+
+    Args:
+      tokens, length: what the processors see; see ``processors.apply``.
+    """
+    if not processors:
+        return most_likely(logits[:, 0])
+    chosen, _ = most_likely(config.process(processors, logits, tokens, length)[:, 0])
+    return chosen, log_p_of(logits[:, 0], chosen)
 
 
 def most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:

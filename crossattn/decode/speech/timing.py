@@ -1,10 +1,13 @@
-"""Start times of words, read from cross-attention.
+"""Start times of words, read from cross-attention, and the heads that tell them.
 
 Some heads attend to the frames of the token that is being predicted. Dynamic time warping finds the
 monotone path of the largest mean weight; a token starts at the frame at which the path enters its row.
 
 Source: the alignment of openai-whisper; dynamic time warping, Sakoe and Chiba 1978.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +27,11 @@ def token_starts(
         scaling only.
       width: width of the median filter along the source, odd.
     """
-    rows, places = warp(-sharpened(weights, width)[first:last])
+    return _starts(sharpened(weights, width)[first:last])
+
+
+def _starts(sharp: Float[np.ndarray, "T S"]) -> Int[np.ndarray, " T"]:
+    rows, places = warp(-sharp)
     return places[np.diff(rows, prepend=-1) > 0]
 
 
@@ -38,6 +45,47 @@ def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.n
     spread = weights.std(axis=-2, keepdims=True)
     scaled = (weights - weights.mean(axis=-2, keepdims=True)) / np.maximum(spread, 1e-12)
     return median(scaled, width).mean(axis=0)
+
+
+Heads = tuple[tuple[int, int], ...]
+"""(layer, head), from 0."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Words of a text whose times are known, and the attention of all heads to its sound.
+
+    Attributes:
+      sharp: ``sharpened`` of each head alone, rows of the text's tokens and their end.
+      rows: rows of each word's first token and of the one after its last, [W 2].
+      times: where each word begins and ends, in source positions.
+    """
+
+    sharp: Float[np.ndarray, "L N T S"]
+    rows: Int[np.ndarray, "W 2"]
+    times: Float[np.ndarray, "W 2"]
+
+    def errors(self, heads: Heads) -> Float[np.ndarray, "W 2"]:
+        """Returns how far the times by some heads are from the known ones, in source positions."""
+        starts = _starts(np.mean([self.sharp[head] for head in heads], axis=0, dtype=np.float32))
+        return np.abs(starts[self.rows] - self.times)
+
+
+def choose_heads(texts: Sequence[Timed], most: int = 16) -> Heads:
+    """Chooses heads by the mean error of the times of words: as many of the best alone as are best together.
+
+    Args:
+      texts: one or more, of one model.
+      most: the largest number of heads.
+    """
+
+    def error(heads: Heads) -> float:
+        return float(np.mean(np.concatenate([text.errors(heads).ravel() for text in texts])))
+
+    every = [(layer, head) for layer, head in np.ndindex(texts[0].sharp.shape[:2])]
+    alone = {head: error((head,)) for head in every}
+    ranked = tuple(sorted(every, key=alone.__getitem__))
+    return min((ranked[:n] for n in range(1, min(most, len(ranked)) + 1)), key=error)
 
 
 def median(x: Float[np.ndarray, "*B S"], width: int) -> Float[np.ndarray, "*B S"]:

@@ -125,6 +125,23 @@ class Transcriber:
 
         return together([job()], self._take, 1)[0]
 
+    def follow(
+        self, window: Float[np.ndarray, "F M"], ids: Sequence[int], language: str = "en"
+    ) -> tuple[Float[np.ndarray, "n T S"], int]:
+        """Returns the attention of ``heads`` to one window as a given text is read, and the first row of it.
+
+        Args:
+          window: frames of at most 30 seconds.
+          ids: tokens of the text; the rows after theirs are those of the end.
+        """
+
+        def job() -> Job[tuple[np.ndarray, int]]:
+            heard = yield from self._hear(window)
+            weights, _, first = yield from self._read(heard, ids, len(window), language)
+            return weights, first
+
+        return together([job()], self._take, 1)[0]
+
     def _listen(
         self, frames: Float[np.ndarray, "F M"], language: str | None, key: Key[Array, ""]
     ) -> Job[Transcript]:

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from crossattn import functional
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.logits import constraints, sampling
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.decode.search.greedy import greedy, sample
-from crossattn.types import AnyArray, Array, Float, Int, Key, Params
+from crossattn.decode.search.simultaneous import Simultaneous, SoFar
+from crossattn.types import AnyArray, Array, Bool, Float, Int, Key, Params
 
 
 class Written(NamedTuple):
@@ -107,6 +109,36 @@ def write(
     written = hypotheses.tokens[:, 0]
     lengths = jnp.sum(written != tokens.end, axis=-1)
     return Written(written, lengths, hypotheses.scores[:, 0] / (lengths + 1), no_speech)
+
+
+@partial(jax.jit, static_argnames=("build", "tokens"))
+def write_on(
+    build: Any,
+    params: Params,
+    encoded: Float[Array, "B S D"],
+    so_far: SoFar,
+    heard: Int[AnyArray, " B"],
+    complete: Bool[AnyArray, " B"],
+    *,
+    tokens: Any,
+    policy: Any,
+) -> SoFar:
+    """Writes on while somebody speaks, without time tokens; see ``decode.Simultaneous``.
+
+    Args:
+      encoded: vectors of the sound so far, silence after it to the length of a window.
+      so_far: of the call before; at first ``SoFar.begin`` of a prefix of ``WhisperTokens`` without times.
+      heard: vectors of sound; the others are of silence.
+      complete: whether the sound has ended.
+      policy: ``AlignAtt`` with heads that follow the sound, or ``WaitK`` with a unit of vectors.
+    """
+    (B, T), X = so_far.places.shape, so_far.tokens.shape[1]
+    rules = [constraints.ban(tokens.suppressed), constraints.ban_first(tokens.suppressed_first)]
+    ids = dict(eos_id=tokens.end, pad_id=tokens.end)
+    config = GenerationConfig(B, T, prefix=so_far.tokens[:, : X - T], **ids)
+    search = Simultaneous(policy, config, rules)
+    model = functional.bind(build, params)
+    return search.hear(model, so_far, heard, complete, encoded=encoded)
 
 
 @partial(jax.jit, static_argnames=("build", "heads"))

@@ -63,3 +63,39 @@ def test_starts_are_those_of_transformers():
     ours = timing.warp(-sharp)
     np.testing.assert_array_equal(ours[0], rows)
     np.testing.assert_array_equal(ours[1], places)
+
+
+def timed(rng, right, late, words=4):
+    """A text whose words last 10 to 20 places: head ``right`` looks at them, ``late`` 8 places too late."""
+    edges = np.cumsum(rng.integers(10, 21, words + 1))
+    S, weights = edges[-1] + 20, rng.uniform(0.1, 1, (2, 3, words + 1, edges[-1] + 20))
+    for head, shift in ((right, 0), (late, 8)):
+        for row, (begin, end) in enumerate(zip(edges, [*edges[1:], S], strict=True)):
+            weights[head][row, begin + shift : end + shift] += 20
+    sharp = np.stack([[timing.sharpened(head[None]) for head in layer] for layer in weights])
+    rows = np.stack([np.arange(words), np.arange(1, words + 1)], axis=1)
+    return timing.Timed(sharp, rows, edges[rows].astype(float))
+
+
+def test_heads_that_tell_the_times_are_chosen():
+    texts = [timed(np.random.default_rng(i), (1, 2), (0, 1)) for i in range(4)]
+    assert timing.choose_heads(texts)[0] == (1, 2)
+    # The first begin is that of the path, 0.
+    errors = np.concatenate([text.errors(((1, 2),))[1:] for text in texts])
+    late = np.concatenate([text.errors(((0, 1),))[1:] for text in texts])
+    assert errors.max() <= 1 and np.all(abs(late - 8) <= 1)
+    assert timing.choose_heads(texts, most=1) == ((1, 2),)
+    swapped = [timed(np.random.default_rng(i), (0, 0), (1, 2)) for i in range(4)]
+    assert timing.choose_heads(swapped)[0] == (0, 0)
+
+
+def test_errors_are_those_of_the_starts_of_tokens():
+    rng = np.random.default_rng(5)
+    weights = rng.uniform(size=(2, 3, 9, 60))
+    sharp = np.stack([[timing.sharpened(head[None])[1:-1] for head in layer] for layer in weights])
+    rows, heads = np.array([[0, 2], [2, 6]]), ((0, 1), (1, 0))
+    times = np.array([[3.0, 20.5], [20.5, 44.0]])
+    starts = timing.token_starts(weights[[0, 1], [1, 0]], 1, -1)
+    np.testing.assert_allclose(
+        timing.Timed(sharp, rows, times).errors(heads), np.abs(starts[rows] - times)
+    )
