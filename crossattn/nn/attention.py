@@ -302,7 +302,7 @@ class MultiHeadAttention(nnx.Module):
         query = query.reshape(*lead[:shared], count * T, *query.shape[-2:])
         if watch is not None:
             alone |= dict(scale=self.scale, softcap=self.softcap)
-            watch(_stats_of_each(query, memory.keys, lead[shared:-1], alone))
+            watch(_stats_of_each(query, jnp.asarray(memory.keys), lead[shared:-1], alone))
         reading: Any = attend
         if self.persistent is not None:
             reading = partial(self.persistent.attend, unrotated.reshape(query.shape))

@@ -168,7 +168,7 @@ def words_of(text: str, events: Sequence[Sequence[Any]]) -> list[Word]:
     """
     found: list[tuple[int, float, float]] = []
     told: Any = None
-    begun: tuple[int, float] | None = None
+    begun: Any = None
     for kind, first, _, seconds, phoneme in events:
         pause = phoneme.startswith("_")
         if kind == "word":

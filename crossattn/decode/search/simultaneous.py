@@ -181,7 +181,7 @@ class Simultaneous:
         states = config.unread(states)
         if config.cache_length:  # the newest token is left to the loop
             states = model.decode_step(so_far.tokens[:, None, :-1], states)[1]
-        states = method(states, "rewind")(config.start - 1 + so_far.lengths)
+        states = method(states, "rewind")(jnp.asarray(config.start - 1 + so_far.lengths))
 
         def advance(carry: tuple) -> tuple:
             so_far, states, _ = carry
@@ -209,7 +209,7 @@ class Simultaneous:
         B, config, count = len(going), self.config, so_far.lengths
         row, lengths = jnp.arange(B), count + going
 
-        def put(array: Any, at: Array, new: Array) -> Array:
+        def put(array: Any, at: Any, new: Any) -> Array:
             return array.at[row, jnp.where(going, at, array.shape[1])].set(new, mode="drop")
 
         return replace(

@@ -67,7 +67,7 @@ class Timed:
 
     def errors(self, heads: Heads) -> Float[np.ndarray, "W 2"]:
         """Returns how far the times by some heads are from the known ones, in source positions."""
-        starts = _starts(np.mean([self.sharp[head] for head in heads], axis=0, dtype=np.float32))
+        starts = _starts(np.stack([self.sharp[head] for head in heads]).mean(0, dtype=np.float32))
         return np.abs(starts[self.rows] - self.times)
 
 
