@@ -4,27 +4,9 @@ Written from the papers' equations with loops over heads and no code of the libr
 can only agree by being right. Inputs have one batch axis: x [B, T, D], allowed [B, T, S].
 """
 
-import jax
 import numpy as np
 
-import crossattn as xa
-
-
-def random_params(build, seed=0):
-    """Parameters of ``build``'s shapes where every bias and scale matters; nothing is compiled."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        noise = rng.normal(size=leaf.shape)
-        if name == "running_var":
-            noise = 1 + np.abs(noise)
-        if name == "kernel":
-            noise *= 2 / np.sqrt(np.prod(leaf.shape[-2:]))
-        return ((1 + 0.2 * noise) if name == "scale" else 0.5 * noise).astype(leaf.dtype)
-
-    # The same abstract module that ``bind`` asks for, which is made once for a build.
-    return jax.tree_util.tree_map_with_path(draw, xa.functional.shapes(build))
+from crossattn.testing.architectures import random_params  # noqa: F401  the tests take it from here
 
 
 def softmax(logits):

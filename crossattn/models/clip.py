@@ -55,6 +55,7 @@ def tiny(**changes: Any) -> CLIPConfig:
 def example(config: CLIPConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
     """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 5, config.text.vocab_size, padding)
+    tokens[:, 4] = config.text.vocab_size - 1  # where a text ends, which is where it is read
     image = vit.example(config.vision, rows)["image"]
     return dict(image=image, tokens=tokens, segment_ids=segment_ids)
 
@@ -91,6 +92,7 @@ class CLIP(nnx.Module):
         """Computes vectors of texts, of unit length; tokens after the end have no influence."""
         vectors = self.text.hidden(tokens, segment_ids=segment_ids, key=key)
         ends = tokens if self.eos_id is None else tokens == self.eos_id
+        ends = ends if segment_ids is None else jnp.where(segment_ids > 0, ends, -1)
         last = jnp.argmax(ends, axis=-1)
         own = jnp.take_along_axis(vectors, last[..., None, None], axis=-2)[..., 0, :]
         return _unit(self.text_projection(own))

@@ -10,6 +10,8 @@ callable that does not take a call raises ``NotImplementedError``, which is a re
 one that takes arrays for masks is held to the suite as ``testing.with_arrays(my_attend)``. An error of a
 bad call that names less than is promised is "worded otherwise: how", apart from what is broken.
 Tests may go case by case: ``testing.check(my_attend, testing.cases()["nan_in_padding"])``.
+
+``crossattn.testing.models`` is the suite for whole models, of any library.
 """
 
 from crossattn.testing.case import Case

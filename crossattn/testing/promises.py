@@ -205,18 +205,18 @@ def outcome(run, attend: Watched, refusals=(NotImplementedError,)) -> str:
     except checks.Broken as broken:
         return f"broken: {broken}"
     except bad_calls.OtherError as error:
-        return f"worded otherwise: {_line(error)}"
+        return f"worded otherwise: {line(error)}"
     except Exception as error:
         if attend.masked and attend.takes_arrays_alone:
-            said = f"{type(error).__name__}: {_line(error)}"
+            said = f"{type(error).__name__}: {line(error)}"
             return f"refused: it takes no Mask; give the suite testing.with_arrays(attend) ({said})"
         if isinstance(error, refusals) or bad_calls.lacks_argument(error):
-            return f"refused: {_line(error)}"
-        return f"broken: {type(error).__name__}: {_line(error)}"
+            return f"refused: {line(error)}"
+        return f"broken: {type(error).__name__}: {line(error)}"
     return "kept"
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
     said = str(error).strip() or type(error).__name__
     return said.splitlines()[0][:200]
 

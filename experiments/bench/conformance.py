@@ -1,8 +1,9 @@
-"""Promises kept by each backend here and by other libraries, by the suite ``crossattn.testing``.
+"""Promises kept by each backend here and by other libraries, by the suites of ``crossattn.testing``.
 
-    python -m experiments.bench.conformance [--quick] [--only=NAME,..] [--json=FILE]
+    python -m experiments.bench.conformance [--models] [--quick] [--only=NAME,..] [--json=FILE]
 
-Exits with 1 if a backend of this library breaks a promise, error messages included.
+With ``--models`` it is models that are held to promises, ours and small random ones of ``transformers``.
+Exits with 1 if a backend or a model of this library breaks a promise, error messages included.
 """
 
 import collections
@@ -10,7 +11,7 @@ import importlib.metadata
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import jax
 import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends
-from experiments.bench import contest, contestants
+from crossattn.testing import models
+from experiments.bench import contest, contestants, model_contestants
 from experiments.options import Options
 
 REFUSALS = (Exception,)  # another library that raises has given no wrong answer
@@ -32,19 +34,29 @@ Findings = dict[str, list[testing.Finding]]
 def main(arguments: list[str] | None = None) -> int:
     """Runs, prints, and returns the exit code."""
     parser = Options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one case of each kind")
-    parser.add_argument("--only", default="", metavar="NAME,..", help="some of the columns")
+    parser.add_argument("--models", action="store_true", help="models, not attention functions")
+    parser.add_argument("--quick", action="store_true", help="one case of each kind of function")
+    parser.add_argument("--only", default="", metavar="NAME,..", help="some of those in the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there")
     options = parser.parse_args(arguments)
     only = set(filter(None, options.only.split(",")))
-    others, missing = contestants.installed()
-    ours, foreign = _ours(), {name: _asked(name, call) for name, call in others.items()}
+    if options.models:
+        others, missing = model_contestants.others()
+        ours, foreign = (
+            {name: partial(_held, make) for name, make in made.items()}
+            for made in (model_contestants.ours(), others)
+        )
+        versions = _versions(["transformers", "torch"] if others else [])
+    else:
+        others, missing = contestants.installed()
+        ours, foreign = _ours(), {name: _asked(name, call) for name, call in others.items()}
+        versions = _versions(others)
     unknown = only - ours.keys() - foreign.keys()
     if unknown:
         parser.error(
             f"--only={','.join(unknown)}; expected some of {', '.join({**ours, **foreign})}"
         )
-    print(f"{contest.machine()}, {jax.default_backend()}; {_versions(others)}")
+    print(f"{contest.machine()}, {jax.default_backend()}; {versions}")
     if missing:
         print(f"not installed: {', '.join(missing)} (pip install {' '.join(missing)})")
     results = {
@@ -52,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, call in {**ours, **foreign}.items()
         if name in only or not only
     }
-    print(f"\n{table(results)}\n")
+    print(f"\n{models_table(results) if options.models else table(results)}\n")
     faults = []
     for kind in ("broken", "worded otherwise"):
         lines = [
@@ -78,6 +90,12 @@ def _ours() -> dict[str, Callable]:
     }
 
 
+def _held(make: Callable[[], models.Model], quick: bool) -> list[testing.Finding]:
+    """Holds a model to all promises, of which none is quicker than others."""
+    del quick
+    return models.conformance(make(), refusals=REFUSALS)
+
+
 def _asked(name: str, attend: Callable) -> Callable:
     """Returns the suite on another library's function, without the promises that do not apply."""
     left_out = NOT_ASKED | (NOT_ASKED_OF_TORCH if name == "torch" else set())
@@ -97,27 +115,43 @@ def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Findin
 
 def table(results: Findings) -> str:
     """Formats the table of promises by libraries."""
+    legend = "kept/taken; +refused calls; ~errors with other messages than promised; -: not asked"
+    return "\n".join([*_aligned(_cells(results, testing.PROMISES)), "", legend])
+
+
+def models_table(results: Findings) -> str:
+    """Formats the table of models by promises."""
+    legend = "kept/taken; -not offered by the adapter; blank: there is nothing to promise"
+    rows = zip(*_cells(results, models.PROMISES), strict=True)
+    return "\n".join([*_aligned([list(row) for row in rows]), "", legend])
+
+
+def _cells(results: Findings, promises: Iterable[str]) -> list[list[str]]:
+    """Makes a row for each promise, and one of the names before them."""
     counts = collections.defaultdict(collections.Counter)
     for name, findings in results.items():
         for finding in findings:
             counts[name, finding.promise][finding.kind] += 1
-    rows = [["", *results]]
-    for promise in testing.PROMISES:
-        rows.append([promise, *(_cell(counts[name, promise]) for name in results)])
+    cells = [[p, *(_cell(counts[name, p]) for name in results)] for p in promises]
+    return [["", *results], *cells]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
+    return [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
-    legend = "kept/taken; +refused calls; ~errors with other messages than promised; -: not asked"
-    return "\n".join([*lines, "", legend])
 
 
 def _cell(count: collections.Counter) -> str:
     if not count:
         return "-"
-    refused = f" +{count['refused']}" if count["refused"] else ""
-    worded = f" ~{count['worded otherwise']}" if count["worded otherwise"] else ""
-    return f"{count['kept']}/{count['kept'] + count['broken']}{refused}{worded}"
+    signs = {"refused": "+", "worded otherwise": "~", "not offered": "-"}
+    more = [f"{sign}{count[kind]}" for kind, sign in signs.items() if count[kind]]
+    taken = count["kept"] + count["broken"]
+    if not taken and not {*count} - {"not offered", "not applicable"}:
+        return " ".join(more)
+    return " ".join([f"{count['kept']}/{taken}", *more])
 
 
 def _versions(others) -> str:

@@ -1,12 +1,15 @@
-"""The table of promises: what it counts, when it fails, and that others are called as they document."""
+"""The tables of promises: what they count, when they fail, and that others are called as they document."""
 
+import importlib
 import json
 
+import numpy as np
 import pytest
 
 from crossattn import testing
-from crossattn.testing import Finding
-from experiments.bench import conformance, contestants
+from crossattn.testing import Finding, models
+from experiments.bench import conformance, contestants, model_contestants
+from tests.peers import peer
 
 OTHERS, _ = contestants.installed()
 
@@ -79,3 +82,52 @@ def test_what_another_library_is_given_is_what_it_documents(name, case):
 @pytest.mark.parametrize("name", sorted({"flax.nnx", "flax.linen"} & OTHERS.keys()))
 def test_weights_of_flax_are_those_of_the_oracle(name):
     testing.check_weights(testing.with_arrays(OTHERS[name]), testing.cases()["causal"])
+
+
+def running_sum(leak):
+    """A language model of sums of the tokens so far; or of all."""
+    table = np.random.default_rng(0).normal(size=(64, 8))
+
+    def call(target):
+        x = table[target]
+        return np.cumsum(x, axis=1) + leak * x.sum(1, keepdims=True)
+
+    return models.Model(call, models.texts(target=(6, 64)))
+
+
+def test_a_model_of_ours_that_leaks_fails_and_its_row_says_what_was_asked(monkeypatch, capsys):
+    monkeypatch.setattr(model_contestants, "others", lambda: ({}, ["torch"]))
+    for leak, code, cell in ((0, 0, "1/1"), (1, 1, "0/1")):
+        monkeypatch.setattr(model_contestants, "ours", lambda: {"sum": lambda: running_sum(leak)})  # noqa: B023
+        assert conformance.main(["--models"]) == code
+        said = capsys.readouterr().out
+        names, row = (line for line in said.splitlines() if line.startswith(("   ", "sum ")))
+        # same again, reads, leakage; padding, steps and packed texts are not offered
+        assert row.split() == ["sum", "1/1", "1/1", cell, "-4", "1/1", "-4", "-2"]
+        assert "no leakage" in names and "not installed: torch" in said
+    assert "  sum, no leakage, each token: output 0 moves with token 1, by" in said
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`past_key_values` is deprecated"
+)  # older versions know no other name
+@pytest.mark.parametrize("name", model_contestants.OTHERS)
+def test_models_of_transformers_keep_what_their_adapters_offer(name):
+    peer("torch"), peer("transformers")
+    found = models.conformance(model_contestants.OTHERS[name]())
+    assert [x for x in found if x.kind in ("broken", "refused")] == []
+    assert ("padding", "unequal lengths", "kept") in found
+
+
+def test_a_t5_whose_decoder_is_never_masked_is_found(monkeypatch):
+    """As that of TransformerLens was."""
+    peer("torch"), peer("transformers")
+    t5 = importlib.import_module("transformers.models.t5.modeling_t5")
+
+    def unmasked(*, config, inputs_embeds, attention_mask, **more):
+        shape = (len(inputs_embeds), 1, inputs_embeds.shape[1], attention_mask.shape[-1])
+        return inputs_embeds.new_zeros(shape)
+
+    monkeypatch.setattr(t5, "create_causal_mask", unmasked)
+    found = models.conformance(model_contestants.OTHERS["T5"](), promises=["no leakage"])
+    assert [x.kind for x in found] == ["broken"]

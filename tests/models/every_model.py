@@ -13,6 +13,7 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn import models
+from crossattn.testing import architectures
 from tests import numpy_model as oracle
 
 NAMES = models.known()
@@ -44,6 +45,18 @@ def call(name, params, inputs, dtype=None):
         return found
     groups, stop = found
     return jnp.concatenate([groups, stop[..., None]], axis=-1)
+
+
+def adapters(name):
+    """Yields the model and whether all that it reads can be seen; and one that refines, before it does.
+
+    What a later frame adds to one that is refined is faint, and no promise.
+    """
+    given = dict(build=build_of(name), params=params_of(name))
+    refines = hasattr(models.find(name).module, "refine")
+    for method in ("__call__", *["hidden"] * refines):
+        visible = method == "hidden" or not refines
+        yield architectures.adapter(models.find(name), method, **given), visible
 
 
 def loss(name, params, inputs):

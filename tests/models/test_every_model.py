@@ -16,6 +16,7 @@ from jax import export
 import crossattn as xa
 from crossattn import models
 from crossattn.decode import PromptLookup, generate
+from crossattn.testing import models as promised
 from crossattn.train.checkpoint import Checkpoints, load_params
 from crossattn.train.state import TrainState
 from tests.closeness import close
@@ -25,6 +26,9 @@ from tests.models.every_model import NAMES, build_of, call, example, output, par
 from tests.peers import package
 
 GENERATING = [name for name in NAMES if every_model.generates(name)]
+STEPPING = [name for name in NAMES if hasattr(models.find(name).module, "prefill")]
+PADDED = [name for name in NAMES if any(np.shape(x) != np.shape(example(name)[key])
+                                        for key, x in example(name, padding=2).items())]  # fmt: skip
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -58,27 +62,26 @@ def test_compiled_it_gives_what_it_gives_step_by_step(name):
     close(output(name), call(name, *given), ulps=2000)
 
 
-@every
-def test_a_batch_equals_its_rows(name):
-    run = jax.jit(functools.partial(call, name))
-    given = example(name)
-    for row in range(2):
-        alone = run(params_of(name), {key: x[row : row + 1] for key, x in given.items()})[0]
-        together = output(name)[row]
-        if name == "clip":  # a row is a picture beside all texts
-            together = together[row : row + 1]
-        close(alone, together, ulps=2000)
-
-
-PADDED = [name for name in NAMES if any(np.shape(x) != np.shape(example(name)[key])
-                                        for key, x in example(name, padding=2).items())]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PADDED)
-def test_padding_changes_nothing(name):
-    padded = jax.jit(functools.partial(call, name))(params_of(name), example(name, padding=2))
-    assert np.all(np.isfinite(padded))
-    close(cut(padded, output(name).shape), output(name), ulps=2000)
+@pytest.mark.parametrize(("name", "cached"), [
+    *[(name, False) for name in NAMES],
+    *[pytest.param(name, True, marks=[pytest.mark.slow] * (name not in ("decoder", "transformer")))
+      for name in STEPPING],
+])  # fmt: skip
+def test_it_keeps_the_promises_of_models(name, cached):
+    """Of ``crossattn.testing.models``: no leakage, padding, rows, packed texts; and steps through a cache."""
+    promises = [promise for promise in promised.PROMISES if promise.startswith("cached") == cached]
+    kept = set()
+    for model, visible in every_model.adapters(name):
+        asked = [p for p in promises if visible or p != "reads what it may"]
+        found = promised.conformance(model, asked)
+        assert [finding for finding in found if finding.kind in ("broken", "refused")] == []
+        kept |= {(finding.promise, finding.case) for finding in found if finding.kind == "kept"}
+    if cached:
+        assert ("cached equals whole", "two texts in turn") in kept
+        return
+    assert {("same again", "after another call"), ("a batch equals its rows", "each row")} <= kept
+    assert (("padding", "unequal lengths") in kept) == (name in PADDED)
+    assert (("no leakage", "each token") in kept) == (name in STEPPING)
 
 
 @every
