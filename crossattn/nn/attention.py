@@ -363,7 +363,7 @@ def _repeated(
 
 
 def _stats_of_each(
-    query: Array, keys: Array, extra: tuple[int, ...], options: dict[str, Any]
+    query: Array, keys: Any, extra: tuple[int, ...], options: dict[str, Any]
 ) -> AttentionStats:
     """Computes statistics of folded queries [*C (extra T) N H] as those of each sequence, [*C extra N T]."""
     if not extra:

@@ -266,7 +266,7 @@ def without_each_head(
     Returns:
       With all heads, then without each, [1 + L N *B T]; probabilities are float32.
     """
-    off: Any = interventions.knockouts(model, site)[site].scale
+    off = jnp.asarray(interventions.knockouts(model, site)[site].scale)
     scales = jnp.concatenate([jnp.ones_like(off[:1]), off])
 
     def said(scale: Any) -> tuple[Any, Any]:

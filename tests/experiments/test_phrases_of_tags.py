@@ -6,7 +6,9 @@ import pytest
 from crossattn.decode import markup
 from crossattn.train.alignment import Recipe, phrase_scores
 from experiments.bench import markup as bench
-from experiments.tasks import tags
+from experiments.runs import parameters
+from experiments.settings import saved_config
+from experiments.tasks import make_task, tags
 from experiments.tasks.alignment import aer_interval, choose_recipe, phrased_pairs
 from experiments.tasks.generation import Attention
 
@@ -92,3 +94,27 @@ def test_methods_without_a_model_weigh_words():
     in_order = bench.proportion("one two three", "un deux trois")
     assert in_order.weights.tolist() == np.eye(3).tolist()
     assert bench.proportion("", "un").weights.shape == (1, 0)
+
+
+def test_an_evaluation_logs_the_f1_of_tags_if_asked(tiny_run, monkeypatch):
+    task = make_task(saved_config(tiny_run), tiny_run / "assets")
+    params = parameters(task, tiny_run)
+    assert "tag_f1" not in task.evaluate(params, 1)
+    examples = [
+        e
+        | {"phrases": np.array([[*e["source_spans"][s], *e["target_spans"][t]]]), "kinds": ["emph"]}
+        for e in task.examples("validation", 6)
+        for s, t in e["links"][:1]
+    ]
+    monkeypatch.setattr(task, "examples", lambda split, count=None: examples[:count])
+    monkeypatch.setattr(task, "split_loss", lambda params, split: {})
+    with task.config.unlocked():
+        task.config.evaluate.tags = 4
+    found = task.evaluate(params, 1)["tag_f1"]
+    seen = task.translator(params).attention([(e["source"], e["target"]) for e in examples[:4]])
+    spans = [
+        tags.placed(tags.tagged(e), e["target"], own, Recipe(layer=None))[0]
+        for e, own in zip(examples, seen, strict=False)
+    ]
+    right = [span == tuple(e["phrases"][0, 2:]) for span, e in zip(spans, examples, strict=False)]
+    assert found == pytest.approx(100 * np.mean(right))
