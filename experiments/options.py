@@ -110,11 +110,11 @@ def _row(flag: Any) -> tuple[str, str]:
     elif flag.name == "config":
         name = "--config=FILE[:ARGUMENT]"
     else:
-        name = f"--{flag.name}={_VALUES[flag.flag_type()]}"
+        name = f"--{flag.name}={_VALUES[flag.flag_type().removeprefix('multi ')]}"
     text = re.sub(r"^<[^>]*>: ", "", " ".join(flag.help.split()))
     if flag.default is not None and not flag.boolean:
         default = flag.default
-        text += f" [{','.join(default) if isinstance(default, list) else default}]"
+        text += f" [{','.join(map(str, default)) if isinstance(default, list) else default}]"
     return name, text
 
 
