@@ -62,6 +62,13 @@ def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
     return workdir, task, parameters(task, workdir, STEP.value, MEMBER.value)
 
 
+def task_of(workdir: Folder) -> Any:
+    """Returns the task of a run, with its config and its assets."""
+    config = saved_config(workdir)
+    check(config)
+    return make_task(config, workdir / "assets")
+
+
 def members_of(config: Any) -> dict[str, int]:
     """Returns the names of the runs that a config trains as one, with their numbers; {} for one run."""
     members = train_config(config).members

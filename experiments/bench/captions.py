@@ -23,9 +23,7 @@ from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.train.storage import folder
 from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
@@ -45,9 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     parser.needs("pycocoevalcap", install="crossattn[captions]")
     workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
     if not isinstance(task, CaptioningTask):
         parser.error(f"the run in {workdir} is a {task.config.task}; expected a captioning.")
     params = parameters(task, workdir, options.step)

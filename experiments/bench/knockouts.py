@@ -23,9 +23,7 @@ from crossattn.interventions import importance, intervene, knockouts
 from crossattn.train.storage import folder
 from experiments.bench import contest
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.translation import TranslationTask
 
 _ROUNDS = 5
@@ -69,9 +67,8 @@ def given(text: str | None, rows: int) -> tuple[TranslationTask, Any, dict[str, 
 def translator(parser: Options, run: str, step: str) -> tuple[TranslationTask, Any]:
     """Opens a run of translation; ends with a sentence for another."""
     workdir = folder(run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     if not isinstance(task, TranslationTask) or task.model_config is None:
         parser.error(f"the run in {workdir} is a {config.task}; expected a translation.")
     return task, parameters(task, workdir, step)

@@ -25,9 +25,7 @@ from crossattn.train.evaluate import lagging, normalised, translation_scores, wo
 from crossattn.train.storage import folder
 from experiments import launch
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.translation import TranslationTask
 from experiments.transcribe import frames_of, open_whisper
 
@@ -72,9 +70,8 @@ def main() -> None:
 def translate(parser: Options, options: Any) -> None:
     """Prints BLEU over lag, of a run's sources by length."""
     run = folder(options.model)
-    config = saved_config(run)
-    check(config)
-    task = make_task(config, run / "assets")
+    task = task_of(run)
+    config = task.config
     if not isinstance(task, TranslationTask):
         parser.error(f"the run in {run} is a {config.task}; expected a translation.")
     params, tokenizer, along = parameters(task, run), task.corpus.tokenizer, program(task)

@@ -28,9 +28,7 @@ from crossattn.decode import Capture, markup
 from crossattn.train.storage import folder
 from experiments.intervals import difference, ratio
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.alignment import markup_recipe
 from experiments.tasks.lexical import ibm_model_1
 from experiments.tasks.tags import right_places, tagged, tagged_pairs
@@ -53,9 +51,8 @@ def main() -> None:
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     options = parser.parse_args()
     workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     params, recipe = parameters(task, workdir), markup_recipe(config)
     examples = tagged_pairs(task, options.split)
     if not examples:

@@ -19,9 +19,7 @@ from crossattn.analysis.patterns import PATTERNS, of_links, patterns
 from crossattn.data.sources import items_of, open_source
 from crossattn.train.storage import folder
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 
 _SENTENCES = 200
 _GOLD = ("greek_english/el-en", *(f"phrases/en-{name}" for name in ("fr", "es", "de", "hi", "ja")))
@@ -60,9 +58,7 @@ def summary(found: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
 def of_run(run: str) -> dict[str, list[dict[str, float]]]:
     """Returns the patterns of each sentence by each head of a run."""
     workdir = folder(run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
     examples = task.examples("validation", _SENTENCES)
     translator = task.translator(parameters(task, workdir))
     found: dict[str, list[dict[str, float]]] = {}

@@ -23,9 +23,7 @@ from crossattn.train.storage import folder
 from experiments import fetch_weights
 from experiments.intervals import difference, ratio
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 
 Phonemes = Sequence[str]
 PUBLISHED = "g2p-en"
@@ -120,9 +118,8 @@ def distance(said: Phonemes, right: Phonemes) -> int:
 def of_run(path: str, words: Sequence[str]) -> tuple[list[Phonemes], list[Any]]:
     """Returns what a run writes of words, by its config's search, and its attention if it has any."""
     workdir = folder(path)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     translator = task.translator(parameters(task, workdir, "last"))
     blank = " " if config.data.get("options", {}).get("letters") else ""
     sources = [blank.join(word) for word in words]

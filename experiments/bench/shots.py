@@ -24,9 +24,7 @@ from crossattn.train.storage import folder
 from experiments.inputs import shown
 from experiments.launch import FORMATS
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.interleaved import InterleavedTask
 
 _SHADE = 0.65  # of the colours over a picture
@@ -69,9 +67,8 @@ def main() -> None:
     if options.plot and Path(options.plot).suffix.lower() not in FORMATS:
         parser.error(f"--plot names {options.plot}; expected one of {', '.join(FORMATS)}.")
     workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     if not isinstance(task, InterleavedTask) or not task.memory:
         parser.error(
             f"the run in {workdir} is a {config.task} of {config.model.name}; expected an interleaved whose "

@@ -15,9 +15,7 @@ from crossattn.data.vocoder import sound_of
 from crossattn.train.evaluate import word_error_rate
 from crossattn.train.storage import folder
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.text_to_speech import TextToSpeechTask
 from experiments.transcribe import frames_of, open_whisper
 
@@ -34,9 +32,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=64, metavar="N", help="most sentences; 64")
     options = parser.parse_args()
     workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     if not isinstance(task, TextToSpeechTask):
         parser.error(f"the run in {workdir} is a {config.task}; expected a text_to_speech.")
     params = parameters(task, workdir, options.step)

@@ -23,9 +23,7 @@ from experiments.bench.captions import by_language
 from experiments.caption import words_read
 from experiments.intervals import difference, ratio
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.runs import parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
 
 _TONES = {f"1F3F{digit}" for digit in "BCDEF"}
@@ -45,9 +43,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="most pictures of a language")
     options = parser.parse_args()
     workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task = task_of(workdir)
+    config = task.config
     if not isinstance(task, CaptioningTask) or not config.data.name.startswith("emoji"):
         parser.error(
             f"the run in {workdir} is a {config.task} of {config.data.name}; expected a captioning of emoji."

@@ -62,6 +62,7 @@ class AlignAtt:
     def writes(
         self, weights: Float[Array, "B M N S"], written: Any, heard: Int[Array, " B"]
     ) -> Bool[Array, " B"]:
+        """Returns whether the place that the heads read most is none of the newest."""
         M, N = weights.shape[1:3]
         for layer, head in self.heads:
             if not (0 <= layer < M and 0 <= head < N):
@@ -99,6 +100,7 @@ class WaitK:
     def writes(
         self, weights: Any, written: Int[Array, " B"], heard: Int[Array, " B"]
     ) -> Bool[Array, " B"]:
+        """Returns whether enough has been heard for another token."""
         return heard >= (self.k + written) * self.unit
 
 
