@@ -22,7 +22,7 @@ from crossattn.train.alignment import (
 )
 from experiments.intervals import Interval, ratio
 from experiments.settings import build
-from experiments.tasks.alignment_loss import ROW_OF_LINKS
+from experiments.tasks.alignment_loss import ROW_OF_LINKS, WITH_LINKS
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
@@ -159,7 +159,7 @@ def markup_recipe(config: Any) -> Recipe:
 
 
 def _taught(config: Any) -> bool:
-    return config.loss.alignment == "gold"
+    return config.loss.alignment in WITH_LINKS
 
 
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:

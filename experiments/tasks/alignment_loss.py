@@ -23,8 +23,11 @@ from crossattn.train.alignment_losses import (
 
 Sums = dict[str, jax.Array]
 
+WITH_LINKS = ("gold", "hmm")
+"""Values of ``config.loss.alignment`` that teach a head links: of the data, or counted on its texts."""
+
 ROW_OF_LINKS = 2
-"""The row offset of ``Recipe`` at which a head learns gold links: it has read the token after."""
+"""The row offset of ``Recipe`` at which a head learns links: it has read the token after."""
 
 
 class TransformerWithLexicon(Transformer):
@@ -57,12 +60,13 @@ def alignment_loss(
 ) -> tuple[jax.Array, Sums]:
     """Returns the loss of cross-attention as alignment, summed over tokens, and sums to report.
 
-    "gold" is "latent" in the first layer, where links that are known take the place of the posterior, and
-    teaches them to one head of another; the other heads stay free to read what the next word needs.
+    "gold" and "hmm" are "latent" in the first layer, where links that are known take the place of the
+    posterior, and teach them to one head of another; the other heads stay free to read what the next word
+    needs.
 
     Args:
       model: a ``TransformerWithLexicon``; any model for "diagonal".
-      batch: of the pipeline; without gold links (evaluation) all links are latent.
+      batch: of the pipeline; without links (evaluation) all links are latent.
       weights: cross-attention of every layer.
       options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent", and the last for
         the others.

@@ -7,7 +7,7 @@ memory at every start; a large one is prepared once, see ``crossattn.data.prepar
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from crossattn.train.storage import Folder, local_copy, write_whole
 from crossattn.train.storage import folder as storage_folder
 from experiments.pretrained import Checkpoint, UnreadVocabulary
 
+Examples = Sequence[dict[str, Any]]
+
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
 _IN_MEMORY = 50_000
@@ -44,7 +46,8 @@ class Corpus:
       config: the whole config.
       assets: folder of a run with tokenizers; None, or an empty one, trains them.
       side: the side that is learnt, see ``pair_features``.
-      link_share: share of the examples with gold links whose links are in the batches.
+      link_share: share of the examples with links whose links are in the batches.
+      linked: gives examples links of its own, in place of those of the data.
       whole: keep texts of any length.
     """
 
@@ -55,14 +58,16 @@ class Corpus:
         *,
         side: str = "both",
         link_share: float = 0.0,
+        linked: Callable[[Examples], Examples] | None = None,
         whole: bool = False,
     ):
         self.config = config
         self.assets = assets
         self._side, self._link_share, self._whole = side, link_share, whole
-        self._splits: dict[str, Sequence[dict[str, Any]]] = {}
+        self._linked_by = linked
+        self._splits: dict[str, Examples] = {}
 
-    def split(self, name: str) -> Sequence[dict[str, Any]]:
+    def split(self, name: str) -> Examples:
         """Returns the examples of "train", "validation" or "test"."""
         if name not in self._splits:
             self._splits[name] = open_source(self.config.data.name, **self._opening(name))
@@ -80,6 +85,8 @@ class Corpus:
     def train_pairs(self) -> Prepared:
         """Returns the training split as tokens, in memory or on disk."""
         corpus = self._prepared
+        if self._linked_by is not None:
+            return self._linked(self._with_own_links())
         if not is_prepared(corpus):
             if len(self.split("train")) <= _IN_MEMORY:
                 return self._linked(self.pairs("train"))
@@ -88,12 +95,29 @@ class Corpus:
 
     def pairs(self, split: str) -> Prepared:
         """Returns a split as tokens, in memory."""
+        return self._tokenised(self.split(split))
+
+    def _tokenised(self, examples: Examples) -> Prepared:
         corpus = self._prepared
-        examples = pair_examples(self.split(split), self._side, "links" in corpus.features)
-        return prepare_examples(examples, corpus.features, corpus.truncation)
+        values = pair_examples(examples, self._side, "links" in corpus.features)
+        return prepare_examples(values, corpus.features, corpus.truncation)
+
+    def _with_own_links(self) -> Prepared:
+        train = self.split("train")
+        if len(train) > _IN_MEMORY:
+            raise DataError(
+                f"config.loss.alignment counts links in memory, of {_IN_MEMORY:,} pairs at most;"
+                f" {self.config.data.name} has {len(train):,}; take 'latent'"
+            )
+        return self._tokenised(self._linked_by(train))
 
     def prepare(self, workers: int | None = None) -> tuple[Prepared, Path]:
         """Tokenises the training split for all starts; returns the pairs and their folder."""
+        if self._linked_by is not None:
+            raise DataError(
+                "config.loss.alignment counts links at each start, which are not prepared; take 'gold'"
+                " or 'latent' to prepare this corpus"
+            )
         for name in self._sides:
             if not self._trained(name):
                 self._keep(name)

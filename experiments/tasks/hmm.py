@@ -7,12 +7,16 @@ accents, since an inflected language has few of each form.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from crossattn.data.words import word_spans
+
+Example = Mapping[str, Any]
 Pair = tuple[Sequence[str], Sequence[str]]
 Posteriors = tuple[Float[np.ndarray, "T S"], Float[np.ndarray, "S T"]]
 
@@ -121,6 +125,46 @@ def align(pairs: Sequence[Pair], rounds: int = ROUNDS) -> list[Posteriors]:
         there.learn_links(agreed)
         back.learn_links([x.T for x in agreed])
     return list(zip(there.read(), back.read(), strict=True))
+
+
+def linked(examples: Sequence[Example], threshold: float, reach: int) -> list[dict[str, Any]]:
+    """Returns the examples with ``links`` that are counted on their texts, in place of their own."""
+    spans = [word_spans_of(example) for example in examples]
+    pairs = [_texts(*each) for each in zip(examples, spans, strict=True)]
+    found = (links(*each, threshold, reach) for each in zip(align(pairs), pairs, strict=True))
+    return [
+        {
+            **example,
+            "source_spans": source,
+            "target_spans": target,
+            "links": np.array(sorted(own), np.int32).reshape(-1, 2),
+        }
+        for example, (source, target), own in zip(examples, spans, found, strict=True)
+    ]
+
+
+def words_of(example: Example) -> Pair:
+    """Returns the words of both sides of an example."""
+    return _texts(example, word_spans_of(example))
+
+
+def word_spans_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the spans of the words of both sides, the example's own where it has them."""
+    source, target = (
+        np.asarray(
+            example[f"{side}_spans"] if f"{side}_spans" in example else word_spans(example[side])
+        ).reshape(-1, 2)
+        for side in ("source", "target")
+    )
+    return source, target
+
+
+def _texts(example: Example, spans: Sequence[np.ndarray]) -> Pair:
+    source, target = (
+        [example[side][start:end] for start, end in own.tolist()]
+        for side, own in zip(("source", "target"), spans, strict=True)
+    )
+    return source, target
 
 
 def links(found: Posteriors, pair: Pair, threshold: float, reach: int = 0) -> set[tuple[int, int]]:

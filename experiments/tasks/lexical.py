@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from crossattn.data.words import word_spans
 from crossattn.train.alignment import alignment_scores, symmetrised
 from experiments.tasks import hmm
+from experiments.tasks.hmm import words_of
 
 Example = dict[str, Any]
 Pair = tuple[list[str], list[str]]
@@ -86,8 +86,13 @@ def diagonal(pair: Pair) -> Links:
 
 def word_by_word(train: Sequence[Example], examples: Sequence[Example]) -> list[str]:
     """Returns the likeliest target word of each source word by model 1, in the source's order."""
-    model = ibm_model_1([_words(example) for example in train])
-    return [model.translation(_words(example)[0]) for example in examples]
+    model = ibm_model_1([words_of(example) for example in train])
+    return [model.translation(words_of(example)[0]) for example in examples]
+
+
+def linked(examples: Sequence[Example]) -> Sequence[Example]:
+    """Returns examples with the links of an HMM, read as was best on validation verses of Greek-English."""
+    return hmm.linked(examples, threshold=0.3, reach=2)
 
 
 def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -> dict[str, float]:
@@ -98,15 +103,15 @@ def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -
     name.
     """
     train, scored, validation = (list(examples(name)) for name in ("train", split, "validation"))
-    pairs = [_words(example) for example in train]
+    pairs = [words_of(example) for example in train]
     model, back = ibm_model_1(pairs), ibm_model_1([_turned(pair) for pair in pairs])
 
     def linked(own: Sequence[Example], method: str) -> list[Links]:
-        return [_joined(model, back, _words(example), method) for example in own]
+        return [_joined(model, back, words_of(example), method) for example in own]
 
     best = min(_METHODS, key=lambda method: _aer(linked(validation, method), validation))
     return {
-        "diagonal_aer": _aer([diagonal(_words(example)) for example in scored], scored),
+        "diagonal_aer": _aer([diagonal(words_of(example)) for example in scored], scored),
         "ibm_model_1_aer": _aer(linked(scored, best), scored),
         "hmm_aer": _hmm_aer(pairs, validation, scored),
     }
@@ -115,7 +120,7 @@ def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -
 def _hmm_aer(
     train: Sequence[Pair], validation: Sequence[Example], scored: Sequence[Example]
 ) -> float:
-    held_out = [_words(example) for example in (*validation, *scored)]
+    held_out = [words_of(example) for example in (*validation, *scored)]
     found = list(zip(hmm.align([*train, *held_out])[len(train) :], held_out, strict=True))
     chosen, other = found[: len(validation)], found[len(validation) :]
 
@@ -141,14 +146,3 @@ def _joined(model: WordModel, back: WordModel, pair: Pair, method: str) -> Links
 def _aer(found: Sequence[Links], examples: Sequence[Example]) -> float:
     gold = [{(int(s), int(t)) for s, t in example["links"]} for example in examples]
     return alignment_scores(found, gold)["aer"]
-
-
-def _words(example: Example) -> Pair:
-    """Returns the words of both sides, by the example's own spans where it has them."""
-    sides = []
-    for side in ("source", "target"):
-        text = example[side]
-        spans = example.get(f"{side}_spans")
-        spans = word_spans(text) if spans is None else spans
-        sides.append([text[start:end] for start, end in spans])
-    return sides[0], sides[1]

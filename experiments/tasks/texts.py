@@ -26,6 +26,7 @@ from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint
 from experiments.settings import config_mesh, section_of
 from experiments.tasks import base
+from experiments.tasks.alignment_loss import WITH_LINKS
 from experiments.tasks.ngrams import trigrams
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
@@ -214,7 +215,7 @@ class TextTask(base.Task):
         features = {"target": target}
         if self.has_source:
             features["source"] = Text(self.corpus.tokenizer, widths["source"])
-        if self.config.loss.get("alignment") == "gold":
+        if self.config.loss.get("alignment") in WITH_LINKS:
             features["links"] = Links(features["source"], target)
         return base.shapes_of(base.feature_batch(features, rows))
 

@@ -18,6 +18,7 @@ from experiments.settings import section_of
 from experiments.tasks import lexical, protocols, sections
 from experiments.tasks.alignment import alignment_results, markup_recipe
 from experiments.tasks.alignment_loss import (
+    WITH_LINKS,
     TransformerWithLexicon,
     alignment_loss,
     coverage_loss,
@@ -28,7 +29,7 @@ from experiments.tasks.generation import Translator
 from experiments.tasks.tags import tag_f1, tagged_pairs
 from experiments.tasks.texts import TextTask
 
-_WITH_LEXICON = ("latent", "gold")
+_WITH_LEXICON = ("latent", *WITH_LINKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +50,15 @@ class TranslationLoss(sections.CrossEntropy):
     Attributes:
       alignment: loss that teaches cross-attention to align words.
       alignment_weight: of that loss.
-      alignment_share: share of the examples whose gold alignments are given.
+      alignment_share: share of the examples whose alignments, human or counted, are given.
       alignment_layer: decoder layer that is taught, from 0; None is the first for "latent", else the last.
-      alignment_head: head of that layer that "gold" teaches, from 0; the other losses teach the mean of all.
+      alignment_head: head of that layer that "gold" and "hmm" teach, from 0; others teach the mean of all.
       alignment_head_weight: of the loss of that head, beside that of the first layer.
       alignment_diagonal: sharpness of the diagonal prior.
       alignment_coverage: weight of the loss of uncovered source tokens.
     """
 
-    alignment: Literal["none", "diagonal", "latent", "gold"]
+    alignment: Literal["none", "diagonal", "latent", "gold", "hmm"]
     alignment_weight: NonNegative
     alignment_share: Annotated[float, "(0, 1]"]
     alignment_layer: int | None
@@ -158,7 +159,10 @@ class TranslationTask(TextTask):
 
     def corpus_options(self) -> dict[str, Any]:
         loss = self.config.loss
-        return dict(link_share=loss.alignment_share if loss.alignment == "gold" else 0.0)
+        if loss.alignment not in WITH_LINKS:
+            return {}
+        counted = lexical.linked if loss.alignment == "hmm" else None
+        return dict(link_share=loss.alignment_share, linked=counted)
 
     def sizes(self) -> dict[str, Any]:
         corpus, data = self.corpus, self.config.data

@@ -1,5 +1,6 @@
 """Attention taught by links, by the diagonal and by coverage, from a config: it trains, learns, and mixes."""
 
+import itertools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,12 +12,13 @@ import pytest
 
 import crossattn as xa
 from configs import greek_english
+from crossattn.data.errors import DataError
 from crossattn.data.sources import phrases
 from crossattn.models import transformer
 from crossattn.train.alignment import Recipe
 from experiments import train
 from experiments.runs import parameters
-from experiments.tasks import make_task
+from experiments.tasks import corpus, make_task
 from experiments.tasks.alignment import aer_interval, aligned_pairs, score, stated_recipe
 from experiments.tasks.alignment_loss import TransformerWithLexicon, alignment_loss, coverage_loss
 from tests import numpy_model as oracle
@@ -55,6 +57,33 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     interval = aer_interval(pairs, taught)
     assert interval.low < interval.value < interval.high
     assert interval.value == pytest.approx(score(pairs, taught)["aer"])
+
+
+def test_links_that_are_counted_need_none_in_the_data(tmp_path):
+    colours, things = ("noir", "vert", "bleu"), ("chat", "chien", "nid", "toit", "pain", "sel")
+    pairs = list(itertools.product(things, colours))
+    (tmp_path / "a.fr").write_text("".join(f"{thing} {colour}\n" for thing, colour in pairs))
+    (tmp_path / "a.en").write_text("".join(f"{colour} {thing}\n" for thing, colour in pairs))
+    config = tiny()
+    config.loss.alignment = "hmm"
+    config.data.update(name=f"files:{tmp_path / 'a.fr'},{tmp_path / 'a.en'}", options={})
+    task = make_task(config)
+    task.refuse_unready()
+    batch = next(task.train_iterator(0, 1))
+    assert (batch["target_linked"].sum() > 0) and (batch["target_links"] >= 0).any()
+    assert stated_recipe(config) == Recipe(layer=-1, head=0, row_offset=2)
+    with pytest.raises(DataError, match="counts links at each start, which are not prepared"):
+        task.corpus.prepare()
+
+
+def test_links_are_counted_on_few_pairs_alone(few_phrases, monkeypatch):
+    monkeypatch.setattr(corpus, "_IN_MEMORY", 10)
+    config = tiny()
+    config.loss.alignment = "hmm"
+    with pytest.raises(
+        DataError, match=r"counts links in memory, of 10 pairs at most; .* has \d+; take 'latent'"
+    ):
+        make_task(config).train_iterator(0, 1)
 
 
 def test_the_head_that_learnt_links_is_the_one_that_is_read():

@@ -8,6 +8,8 @@ import pytest
 from experiments.tasks import hmm
 
 RANDOM = np.random.default_rng(0)
+NOUNS = (("chat", "cat"), ("chien", "dog"), ("oiseau", "bird"))
+ADJECTIVES = (("noir", "black"), ("petit", "small"), ("vert", "green"))
 JUMPS = RANDOM.uniform(0.1, 1.0, 2 * hmm.FURTHEST + 1)
 
 
@@ -52,11 +54,7 @@ def test_words_that_nothing_writes_have_no_posterior_and_no_nan():
 
 
 def test_directions_that_agree_align_words_that_change_places():
-    nouns, adjectives = ("chat", "chien", "oiseau"), ("noir", "petit", "vert")
-    english = dict(
-        zip((*nouns, *adjectives), ("cat", "dog", "bird", "black", "small", "green"), strict=True)
-    )
-    pairs = [(["le", n, a], ["the", english[a], english[n]]) for n in nouns for a in adjectives]
+    pairs = [(["le", n, a], ["the", b, m]) for n, m in NOUNS for a, b in ADJECTIVES]
     for pair, found in zip(pairs, hmm.align(pairs), strict=True):
         assert hmm.links(found, pair, 0.3) == {(0, 0), (2, 1), (1, 2)}
 
@@ -74,3 +72,16 @@ def test_a_word_without_a_link_takes_that_of_the_next_word():
     assert hmm.links(found, pair, 0.3, reach=1) == {(0, 1), (0, 2)}
     assert hmm.links(found, pair, 0.3, reach=2) == {(0, 0), (0, 1), (0, 2)}
     assert hmm.links(found, pair, 0.05, reach=0) == {(0, 1), (0, 2)}
+
+
+def test_examples_get_links_that_are_counted_on_their_texts_alone():
+    """The example's own spans are its words; without any, words are as they are written."""
+    texts = [(f"{n} {a}", f"the {b} {m}") for n, m in NOUNS for a, b in ADJECTIVES]
+    examples = [dict(id=s, source=s, target=t, links=np.zeros((0, 2), int)) for s, t in texts]
+    for example in hmm.linked(examples, threshold=0.3, reach=0):
+        assert {(0, 2), (1, 1)} <= {tuple(link) for link in example["links"].tolist()}
+        assert example["links"].dtype == np.int32
+        assert [example["target"][a:b] for a, b in example["target_spans"]][0] == "the"
+    whole = [e | {"source_spans": np.array([[0, len(e["source"])]])} for e in examples]
+    assert {s for e in hmm.linked(whole, 0.3, 0) for s in e["links"][:, 0].tolist()} == {0}
+    assert not len(examples[0]["links"])
