@@ -16,7 +16,9 @@ SHARP = 0.5
 
 
 def of_heads(
-    stats: AttentionStats, valid: Bool[AnyArray, "B S"] | None = None
+    stats: AttentionStats,
+    valid: Bool[AnyArray, "B S"] | None = None,
+    queries: Bool[AnyArray, "B T"] | None = None,
 ) -> dict[str, Float[Array, "L N"]]:
     """Summarises each head over the queries that read anything.
 
@@ -28,25 +30,33 @@ def of_heads(
     Args:
       stats: of all layers, [L *B N T] and [L *B N S].
       valid: keys that are not padding; None leaves "padding" out.
+      queries: those that are not padding; None counts all that read anything. Shares of keys are of all
+        queries that read them.
     """
-    asks = jnp.isfinite(stats.lse)  # [L B N T]
+    reads = jnp.isfinite(stats.lse)  # [L B N T]
+    asks = reads if queries is None else reads & jnp.asarray(queries)[..., None, :]
     count = asks.sum(-1, keepdims=True)
-    total = jnp.maximum(_summed(asks), 1)
     S = stats.mass.shape[-1]
     read = stats.mass > 0
     end = jnp.where(read, jnp.arange(S), 0).max(-1, keepdims=True)
     place = (jnp.cumsum(asks, -1) - 1) / jnp.maximum(count - 1, 1)
     off = jnp.abs(stats.expected / jnp.maximum(end, 1) - place)
-    found = {
+    of_queries = {
         "entropy": jnp.where(asks, stats.entropy, 0),
-        "first": stats.mass[..., :1],
-        "last": jnp.take_along_axis(stats.mass, end, -1),
         "diagonality": jnp.where(asks, 1 - off, 0),
         "links": asks & (stats.maximum > SHARP),
     }
+    of_keys = {
+        "first": stats.mass[..., :1],
+        "last": jnp.take_along_axis(stats.mass, end, -1),
+    }
     if valid is not None:
-        found["padding"] = jnp.where(jnp.asarray(valid)[..., None, :], 0, stats.mass)
-    return {name: _summed(x) / total for name, x in found.items()}
+        of_keys["padding"] = jnp.where(jnp.asarray(valid)[..., None, :], 0, stats.mass)
+    return {
+        name: _summed(x) / jnp.maximum(_summed(counted), 1)
+        for found, counted in ((of_queries, asks), (of_keys, reads))
+        for name, x in found.items()
+    }
 
 
 def _summed(x: Any) -> Array:

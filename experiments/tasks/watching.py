@@ -44,7 +44,11 @@ def _program(task: Any, mesh: Any) -> Any:
 
         _, found = captured(loss, model, names)
         return {
-            site: heads.of_heads(x, _valid(task, batch, site, x.mass.shape))
+            site: heads.of_heads(
+                x,
+                _real(task, batch, x.mass, site.startswith("encoder.") or site.endswith(".cross")),
+                _real(task, batch, x.lse, site.startswith("encoder.")),
+            )
             for name, x in found.items()
             for site in [name.removesuffix(".stats")]
         }
@@ -52,21 +56,16 @@ def _program(task: Any, mesh: Any) -> Any:
     return jax.jit(run, out_shardings=everywhere(mesh))
 
 
-def _valid(task: Any, batch: Mapping[str, Any], site: str, shape: tuple[int, ...]) -> Any:
-    """Returns the keys [B S] of an attention that are no padding; None where the batch does not tell.
+def _real(task: Any, batch: Mapping[str, Any], numbers: Any, outside: bool) -> Any:
+    """Returns what is no padding [B length] of numbers [L B N length]; None where the batch does not tell.
 
-    Cross-attention and encoders read the task's ``memory``, decoders read themselves.
+    Encoders, and the keys of cross-attention, are the task's ``memory``: they are ``outside``.
     """
-    name = site.rpartition(".")[2]
-    outside = site.startswith("encoder.") or name == "cross"
     own = {name: x for name, x in batch.items() if name.endswith("_segment_ids")}
     read = {name: x for name, x in own.items() if name.removesuffix("_segment_ids") in task.memory}
     others = {name: x for name, x in own.items() if name not in read}
-    fitting = [
-        x
-        for x in (read if outside and read else others).values()
-        if x.shape == (*shape[1:-2], shape[-1])
-    ]
+    shape = *numbers.shape[1:-2], numbers.shape[-1]
+    fitting = [x for x in (read if outside and read else others).values() if x.shape == shape]
     return fitting[0] > 0 if len(fitting) == 1 else None
 
 

@@ -81,6 +81,19 @@ def test_sequences_that_read_one_memory_have_statistics_of_their_own():
     np.testing.assert_array_equal(stats.argmax, np.where(w.any(-1), w.argmax(-1), -1))
 
 
+def test_queries_of_padding_that_read_a_picture_are_not_counted():
+    """A picture has no padding, so that rows after the end of a caption read it too."""
+    q, k = (jax.random.normal(jax.random.key(i), (1, T, 2, 8)) for i, T in enumerate((5, 7)))
+    own = jnp.arange(5)[None] < 3
+    layers = lambda x: type(x)(*(None if a is None else a[None] for a in x))  # noqa: E731
+    whole, short = (layers(xa.attention_stats(x, k)) for x in (q, q[:, :3]))
+    found, expected = of_heads(whole, queries=own), of_heads(short)
+    for name in ("entropy", "diagonality", "links"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+    assert not np.allclose(of_heads(whole)["entropy"], expected["entropy"], rtol=1e-3)
+    np.testing.assert_allclose(found["first"], of_heads(whole)["first"], rtol=1e-5)
+
+
 def test_a_diagonal_head_has_a_diagonality_of_one_and_its_mirror_half():
     straight = xa.attention_stats(*(jnp.eye(9)[None, :, None] * 60,) * 2)
     turned = xa.attention_stats(
