@@ -1,15 +1,18 @@
 """Quality over lag of texts that are written while their source arrives: AlignAtt, wait-k, and all at once.
 
-    python -m experiments.bench.lag runs/fr
+    python -m experiments.bench.lag runs/fr --plot=lag.png
     python -m experiments.bench.lag tiny.en --set=asterisk --limit=40
 
 The run of a translation, or a Whisper. A translation's source arrives token by token, sources of at most
 ``--longest`` tokens; quality is BLEU. Sound arrives in parts of ``--step`` seconds, in recordings of at most
 a window; quality is the word error. The model is not trained for parts. The lag is LAAL, in tokens or
-seconds of the source, without the time of computing; "of all" is its share of the source's length.
+seconds of the source, without the time of computing; "of all" is its share of the source's length. Intervals
+of 95 % are a bootstrap over examples; p is sacreBLEU's, that a BLEU is that of the text written all at once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,12 +24,14 @@ from crossattn.decode import AlignAtt, GenerationConfig, Simultaneous, SoFar, Wa
 from crossattn.decode.speech import windows
 from crossattn.decode.speech.transcript import TIME
 from crossattn.models.whisper import STRIDE
-from crossattn.train.evaluate import lagging, normalised, translation_scores, word_error_rate
+from crossattn.train.evaluate import lagging, normalised, word_error_rate
 from crossattn.train.storage import folder
 from experiments import launch
+from experiments.intervals import Interval, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.translation import TranslationTask
+from experiments.text_scores import Texts, paired
 from experiments.transcribe import frames_of, open_whisper
 
 _WIDTH, _ROWS = 16, 64  # lengths of sources are rounded to this; sources of a batch
@@ -35,6 +40,31 @@ _TEXT: dict[str, Any] = dict(newest=(1, 2, 4), k=(1, 3, 6), unit=1)
 _SOUND: dict[str, Any] = dict(newest=(5, 20, 50), k=(2, 6, 12), unit=14)
 _LONGEST = 96  # tokens of a transcript
 _ALL = WaitK(10**6)  # which never begins before the end
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a policy gave.
+
+    Attributes:
+      policy, metric: names; the metric is BLEU or word error.
+      quality, lag: with their intervals.
+      share: the lag in percent of the source.
+      also: what else is said of the quality.
+    """
+
+    policy: str
+    metric: str
+    quality: Interval
+    lag: Interval
+    share: float
+    also: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"  {self.policy:<18} {self.metric} {_spread(self.quality, 1)}{self.also}  "
+            f"LAAL {_spread(self.lag, 2)}, {self.share:3.0f} % of all"
+        )
 
 
 def main() -> None:
@@ -59,16 +89,21 @@ def main() -> None:
     parser.add_argument(
         "--step", metavar="X", type=float, default=0.5, help="seconds of a part of sound; 0.5"
     )
+    parser.add_argument("--plot", metavar="FILE", help="draw it into a .png, .svg or .pdf file")
     options = parser.parse_args()
     launch.keep_compiled()
     if (folder(options.model) / "checkpoints").is_dir():
-        translate(parser, options)
+        points, unit = translate(parser, options), "tokens"
     else:
-        transcribe(options)
+        points, unit = transcribe(options), "seconds"
+    for point in points:
+        print(point)
+    if options.plot:
+        draw(points, unit, options.plot)
 
 
-def translate(parser: Options, options: Any) -> None:
-    """Prints BLEU over lag, of a run's sources by length."""
+def translate(parser: Options, options: Any) -> list[Point]:
+    """Returns BLEU over lag, of a run's sources by length."""
     run = folder(options.model)
     task = task_of(run)
     config = task.config
@@ -84,17 +119,22 @@ def translate(parser: Options, options: Any) -> None:
     targets, sizes = [target for _, target in pairs], [len(ids) - 1 for ids, _ in pairs]
     wanted = [len(task.corpus.output_tokenizer.encode(target)) for target in targets]
     layer, heads = options.layer % config.model.decoder_layers, range(config.model.num_heads)
-    print(f"{len(pairs)} sources of {np.mean(sizes):.1f} tokens, without their ends")
+    print(
+        f"{len(pairs)} sources of {np.mean(sizes):.1f} tokens, without their ends; LAAL in tokens"
+    )
+    texts, lags = {}, {}
     for policy in policies([(layer, head) for head in heads], **_TEXT):
-        found = written(along, task, params, policy, [ids for ids, _ in pairs])
-        texts = task.corpus.output_tokenizer.decode_batch([ids for ids, _ in found])
-        scores = translation_scores(texts, targets, tokenize=config.evaluate.bleu_tokenize)
-        lags = [
+        found, name = written(along, task, params, policy, [ids for ids, _ in pairs]), title(policy)
+        texts[name] = task.corpus.output_tokenizer.decode_batch([ids for ids, _ in found])
+        lags[name] = [
             lagging(np.minimum(places, size), size, n) if len(places) else size
             for (_, places), size, n in zip(found, sizes, wanted, strict=True)
         ]
-        quality = f"BLEU {scores['bleu']:5.1f}  chrF {scores['chrf']:5.1f}"
-        print(row(policy, quality, lags, sizes, "tokens"), flush=True)
+    last = title(_ALL)
+    compared = Texts({last: texts.pop(last), **texts}, targets, None, [])
+    scores = paired(compared, config.evaluate.bleu_tokenize or "13a")
+    bleu = {name: (x, f"{said:>10}") for name, metric, x, said in scores if metric == "BLEU"}
+    return [point(name, "BLEU", *bleu[name], own, sizes) for name, own in lags.items()]
 
 
 def program(task: Any) -> Any:
@@ -129,8 +169,8 @@ def written(
     return found[: len(sources)]
 
 
-def transcribe(options: Any) -> None:
-    """Prints word errors over lag, of recordings of at most a window."""
+def transcribe(options: Any) -> list[Point]:
+    """Returns word errors over lag, of recordings of at most a window."""
     launch.need("jiwer", "whisper_normalizer", "soundfile", "soxr", install="crossattn[speech]")
     whisper = open_whisper(options.model, words=True)
     window = whisper.build.config.max_frames
@@ -144,16 +184,22 @@ def transcribe(options: Any) -> None:
     seconds = [len(example["audio"]) / RATE for example in examples]
     chosen = [*policies(whisper.heads, **_SOUND)]
     heard = [live(whisper, chosen, example["audio"], options.step) for example in examples]
-    print(f"{len(examples)} recordings of {np.mean(seconds):.1f} s, in parts of {options.step:g} s")
+    print(
+        f"{len(examples)} recordings of {np.mean(seconds):.1f} s, in parts of {options.step:g} s; LAAL in s"
+    )
+    points, words = [], [len(normalised(text).split()) for text in references]
     for policy, own in zip(chosen, zip(*heard, strict=True), strict=True):
         lags = [
-            lagging(np.minimum(times, size), size, len(normalised(text).split()))
-            if len(times)
-            else size
-            for (_, times), text, size in zip(own, references, seconds, strict=True)
+            lagging(np.minimum(times, size), size, n) if len(times) else size
+            for (_, times), n, size in zip(own, words, seconds, strict=True)
         ]
-        rate = word_error_rate(references, [text for text, _ in own])
-        print(row(policy, f"word error {rate:5.1f} %", lags, seconds, "s"), flush=True)
+        rates = [
+            word_error_rate([text], [hypothesis])
+            for text, (hypothesis, _) in zip(references, own, strict=True)
+        ]
+        errors = ratio(np.multiply(rates, words), words)
+        points.append(point(title(policy), "word error %", errors, "", lags, seconds))
+    return points
 
 
 def live(
@@ -190,12 +236,57 @@ def policies(
     return [*(AlignAtt(f, tuple(heads)) for f in newest), *(WaitK(n, unit) for n in k), _ALL]
 
 
-def row(policy: Any, quality: str, lags: Any, sizes: Any, unit: str) -> str:
-    """Returns a line of a table."""
-    name = "all at once" if policy is _ALL else f"wait-{getattr(policy, 'k', '')}"
-    name = f"AlignAtt, f = {policy.newest}" if isinstance(policy, AlignAtt) else name
-    lag, share = np.mean(lags), 100 * np.mean(lags) / np.mean(sizes)
-    return f"  {name:<18} {quality}  LAAL {lag:5.2f} {unit}, {share:3.0f} % of all"
+def title(policy: Any) -> str:
+    """Returns the name of a policy."""
+    if isinstance(policy, AlignAtt):
+        return f"AlignAtt, f = {policy.newest}"
+    return "all at once" if policy is _ALL else f"wait-{policy.k}"
+
+
+def point(
+    name: str,
+    metric: str,
+    quality: Interval,
+    also: str,
+    lags: Sequence[float],
+    sizes: Sequence[float],
+) -> Point:
+    """Returns what a policy gave, from the lag of each example and the sizes of the sources."""
+    share = 100 * float(np.sum(lags) / np.sum(sizes))
+    return Point(name, metric, quality, ratio(lags, np.ones(len(lags))), share, also)
+
+
+def _spread(x: Interval, digits: int) -> str:
+    return f"{x.value:.{digits}f} ({x.low:.{digits}f} to {x.high:.{digits}f})"
+
+
+def draw(points: Sequence[Point], unit: str, path: str) -> None:
+    """Draws quality over lag: a line for each kind of policy, and the level of a text written at the end."""
+    from crossattn import viz
+    from crossattn.viz.figure import GRID, Picture
+
+    figure = Picture()
+    figure.set_size_inches(6, 4)
+    axes, last = figure.subplots(), points[-1]
+    for kind in ("AlignAtt", "wait"):
+        own = sorted((p for p in points if p.policy.startswith(kind)), key=lambda p: p.lag.value)
+        beyond = [
+            [max(p.quality.value - p.quality.low, 0) for p in own],
+            [max(p.quality.high - p.quality.value, 0) for p in own],
+        ]
+        lags, values = [p.lag.value for p in own], [p.quality.value for p in own]
+        axes.errorbar(lags, values, beyond, marker="o", markersize=4, capsize=3, label=kind)
+        for p in own:
+            number = p.policy.rpartition(" " if kind == "AlignAtt" else "-")[2]
+            axes.annotate(
+                number, (p.lag.value, p.quality.value), (4, -11), textcoords="offset points"
+            )
+    axes.axhline(last.quality.value, color="grey", linestyle="--", linewidth=1, label=last.policy)
+    axes.set(xlabel=f"LAAL, {unit}", ylabel=last.metric, ylim=(0, None), xlim=(0, None))
+    axes.grid(color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    viz.save(figure, Path(path))
 
 
 if __name__ == "__main__":

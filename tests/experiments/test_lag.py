@@ -7,26 +7,32 @@ import numpy as np
 import pytest
 
 from experiments.bench import lag
+from experiments.intervals import Interval
 from experiments.runs import parameters
 from experiments.settings import saved_config
 from experiments.tasks import make_task
+from tests.peers import package
 
 
-def test_a_run_is_scored_over_its_lag(tiny_run, capsys, monkeypatch):
+def test_a_run_is_scored_over_its_lag(tiny_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lag, "_TEXT", dict(newest=(1,), k=(1,), unit=1))
     monkeypatch.setattr(lag, "_ROWS", 4)
-    monkeypatch.setattr(sys, "argv", ["x", str(tiny_run), "--limit=4"])
+    package("matplotlib", "viz")
+    picture = tmp_path / "lag.svg"
+    monkeypatch.setattr(sys, "argv", ["x", str(tiny_run), "--limit=4", f"--plot={picture}"])
     lag.main()
     first, *rows = capsys.readouterr().out.splitlines()
-    tokens = float(re.fullmatch(r"4 sources of ([\d.]+) tokens, without their ends", first)[1])
+    tokens = float(re.fullmatch(r"4 sources of ([\d.]+) tokens, .*", first)[1])
     assert [row.split("BLEU")[0].strip() for row in rows] == [
         "AlignAtt, f = 1",
         "wait-1",
         "all at once",
     ]
-    lags = [float(re.search(r"LAAL +([\d.-]+) tokens", row)[1]) for row in rows]
+    lags = [float(re.search(r"LAAL +([\d.-]+) \(", row)[1]) for row in rows]
     assert lags[2] == pytest.approx(tokens, abs=0.06) and rows[2].endswith("100 % of all")
     assert lags[1] < lags[2] and lags[0] <= lags[2]
+    assert all(re.search(r"\) +p = [\d.]+ +LAAL", row) for row in rows[:2])
+    assert picture.read_text().count("<path") > 20
 
 
 def test_all_at_once_is_what_the_translator_writes(tiny_run, monkeypatch):
@@ -45,8 +51,10 @@ def test_all_at_once_is_what_the_translator_writes(tiny_run, monkeypatch):
 
 
 def test_a_policy_has_its_name_and_its_lag():
-    line = lag.row(lag.WaitK(3), "BLEU 1", [2.0, 4.0], [4, 8], "tokens")
-    assert line.split() == "wait-3 BLEU 1 LAAL 3.00 tokens, 50 % of all".split()
+    found = lag.point(lag.title(lag.WaitK(3)), "BLEU", Interval(9, 8, 10), "", [2.0, 4.0], [4, 8])
+    assert str(found).split() == (
+        "wait-3 BLEU 9.0 (8.0 to 10.0) LAAL 3.00 (2.00 to 4.00), 50 % of all".split()
+    )
     chosen = lag.policies([(0, 1)], newest=(2,), k=(5,), unit=14)
     assert chosen == [lag.AlignAtt(2, ((0, 1),)), lag.WaitK(5, 14), lag._ALL]
 
