@@ -229,7 +229,7 @@ def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
     suffix = f"_{row.metric}"
     found = {
         name.removesuffix(suffix).replace("_", " "): value
-        for name, value in task.baselines(_SPLIT).items()
+        for name, value in task.headline_baselines(_SPLIT).items()
         if name.endswith(suffix)
     }
     found = found or {"before training": task.split_loss(params, _SPLIT)[row.metric]}

@@ -221,6 +221,10 @@ class Task:
         """Returns scores of baselines on a split, as NAME_METRIC; {} is none."""
         return {}
 
+    def headline_baselines(self, split: str) -> dict[str, float]:
+        """Returns those of ``baselines`` whose metric is that of ``headline``, and maybe others."""
+        return self.baselines(split)
+
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns a few outputs of the model, for people to read."""
         return ()

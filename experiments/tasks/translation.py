@@ -255,6 +255,10 @@ class TranslationTask(TextTask):
             scores["tag_f1"] = tag_f1(self.translator(params), tagged, markup_recipe(self.config))
         return scores
 
+    def headline_baselines(self, split: str) -> dict[str, float]:
+        """Returns the nats per token of trigrams alone, without texts and their scores."""
+        return super().baselines(split)
+
     def baselines(self, split: str) -> dict[str, float]:
         """Returns nats per token of trigrams, scores of ``simple_texts``, and AER where links are gold."""
         examples, found = self.examples(split), super().baselines(split)

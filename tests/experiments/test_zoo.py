@@ -39,6 +39,14 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     assert "failed" in err and "**none**" in err  # after four steps
 
 
+def test_baselines_of_the_headline_are_those_of_all_that_have_its_metric():
+    task = make_task(get_config("finetune_whisper", "tiny"))
+    metric = f"_{task.headline[0]}"
+    expected = {key: x for key, x in task.baselines("test").items() if key.endswith(metric)}
+    found = task.headline_baselines("test")
+    assert {key: x for key, x in found.items() if key.endswith(metric)} == expected != {}
+
+
 def test_a_name_that_there_is_not_is_one_line(refused):
     assert "--only names lm; expected some of copy_task," in refused("zoo", "--only=lm")
 
