@@ -6,8 +6,9 @@ from word to word (Vogel, Ney and Tillmann 1996). Both directions learn from the
 accents, since an inflected language has few of each form.
 """
 
+import itertools
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ Posteriors = tuple[Float[np.ndarray, "T S"], Float[np.ndarray, "S T"]]
 
 LETTERS, ROUNDS, EMPTY, FURTHEST = 5, 3, 0.1, 60
 """Letters of a word that count, rounds of training of each model, share of the empty word, longest jump."""
+PADDING = 1.0 / EMPTY
+"""A probability of the empty word, beside 0 of all others, that keeps every position as likely as it was."""
+_TOGETHER = 1_000_000  # numbers of the matrices of sentence pairs that are read together
 
 
 def stem(word: str) -> str:
@@ -31,32 +35,33 @@ def stem(word: str) -> str:
 
 
 def posteriors(
-    emissions: Float[np.ndarray, "T own"], jumps: Float[np.ndarray, " jumps"]
-) -> Float[np.ndarray, "T S"]:
-    """Returns the probability that each target word is written by each source word, [T S].
+    emissions: Float[np.ndarray, "B T own"], jumps: Float[np.ndarray, " jumps"]
+) -> Float[np.ndarray, "B T S"]:
+    """Returns the probability that each target word is written by each source word, [B T S].
 
     Args:
-      emissions: probabilities of the target words given the empty word, then given each source word.
+      emissions: of sentence pairs with as many source words, probabilities of the target words given the
+        empty word, then given each source word; ``PADDING`` after the end of a target.
       jumps: weights of jumps by -FURTHEST to FURTHEST positions; farther ones count as these.
     """
-    empty, own = emissions[:, 0], emissions[:, 1:]
-    T, S = own.shape
+    empty, own = EMPTY * emissions[..., :1], emissions[..., 1:]
+    T, S = own.shape[1:]
     moves = jumps[_distances(S)]
     moves = (1.0 - EMPTY) * moves / moves.sum(1, keepdims=True)
     # The empty word keeps the position, so that a state is a position and whether it wrote the word.
-    wrote, kept, scales = np.zeros((T, S)), np.zeros((T, S)), np.ones(T)
-    at = np.full(S, 1.0 / S)
+    wrote, kept, after = (np.ones_like(own) for _ in range(3))
+    scales = np.ones((len(own), T, 1))
+    at = np.full((len(own), S), 1.0 / S)
     for t in range(T):
-        wrote[t] = (at @ moves if t else at * (1.0 - EMPTY)) * own[t]
-        kept[t] = at * EMPTY * empty[t]
-        scales[t] = max((wrote[t] + kept[t]).sum(), 1e-300)
-        wrote[t], kept[t] = wrote[t] / scales[t], kept[t] / scales[t]
-        at = wrote[t] + kept[t]
-    after = np.ones((T, S))
+        wrote[:, t] = (at @ moves if t else at * (1.0 - EMPTY)) * own[:, t]
+        kept[:, t] = at * empty[:, t]
+        both = wrote[:, t] + kept[:, t]
+        scales[:, t] = np.maximum(both.sum(-1, keepdims=True), 1e-300)
+        at = both / scales[:, t]
     for t in range(T - 1, 0, -1):
-        after[t - 1] = moves @ (own[t] * after[t]) + EMPTY * empty[t] * after[t]
-        after[t - 1] /= scales[t]
-    every = ((wrote + kept) * after).sum(1, keepdims=True)
+        ahead = (own[:, t] * after[:, t]) @ moves.T + empty[:, t] * after[:, t]
+        after[:, t - 1] = ahead / scales[:, t]
+    every = ((wrote + kept) * after).sum(-1, keepdims=True)
     return wrote * after / np.maximum(every, 1e-300)
 
 
@@ -104,16 +109,42 @@ class _Direction:
         self.p = counts / np.maximum(totals, 1e-300)
 
     def read(self) -> list[np.ndarray]:
-        return [posteriors(self.p[n], self.jumps) for n in self.kinds]
+        """Returns the posteriors [T S] of each sentence pair."""
+        # Pairs with as many source words are read together, of like targets.
+        order = sorted(range(len(self.kinds)), key=lambda i: self.kinds[i].shape[::-1])
+        found = [np.zeros(0)] * len(order)
+        for own, group in itertools.groupby(order, key=lambda i: self.kinds[i].shape[1]):
+            for some in _parts([*group], own, [len(n) for n in self.kinds]):
+                emissions = np.zeros((len(some), max(len(self.kinds[i]) for i in some), own))
+                emissions[..., 0] = PADDING
+                for row, i in enumerate(some):
+                    emissions[row, : len(self.kinds[i])] = self.p[self.kinds[i]]
+                for i, each in zip(some, posteriors(emissions, self.jumps), strict=True):
+                    found[i] = each[: len(self.kinds[i])]
+        return found
 
     def learn_links(self, links: Sequence[np.ndarray]) -> None:
         """Sets probabilities and jumps from posteriors [T S]; what they lack of 1 is of the empty word."""
         empty = [np.maximum(1.0 - x.sum(1, keepdims=True), 0.0) for x in links]
         self.learn([np.concatenate(each, 1) for each in zip(empty, links, strict=True)])
-        jumps = np.zeros_like(self.jumps)
+        by_length: dict[int, list[np.ndarray]] = {}
         for x in links:
-            np.add.at(jumps, _distances(x.shape[1]), x[:-1].T @ x[1:])
+            # A row of zeros parts a pair from the next one.
+            by_length.setdefault(x.shape[1], []).extend((x, np.zeros((1, x.shape[1]))))
+        jumps = np.zeros_like(self.jumps)
+        for S, own in by_length.items():
+            rows = np.concatenate(own)
+            np.add.at(jumps, _distances(S), rows[:-1].T @ rows[1:])
         self.jumps = jumps + 1e-3 * jumps.sum() / len(jumps) + 1e-9
+
+
+def _parts(group: Sequence[int], own: int, lengths: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Splits pairs, sorted by their targets' lengths, so that the matrices of a part are not too large."""
+    start = 0
+    for end in range(1, len(group) + 1):
+        if end == len(group) or (end + 1 - start) * own * lengths[group[end]] > _TOGETHER:
+            yield group[start:end]
+            start = end
 
 
 def align(pairs: Sequence[Pair], rounds: int = ROUNDS) -> list[Posteriors]:

@@ -40,17 +40,31 @@ def by_definition(emissions, jumps):
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 3), (3, 2), (4, 3)])
 def test_posteriors_have_the_probabilities_of_their_definition(T, S):
-    emissions = RANDOM.uniform(0.01, 1.0, (T, S + 1))
-    np.testing.assert_allclose(
-        hmm.posteriors(emissions, JUMPS), by_definition(emissions, JUMPS), rtol=1e-9
-    )
+    """Also beside a longer pair, where padding fills the shorter one."""
+    emissions = RANDOM.uniform(0.01, 1.0, (2, T + 1, S + 1))
+    emissions[0, T] = [hmm.PADDING, *np.zeros(S)]
+    short, long = hmm.posteriors(emissions, JUMPS)
+    np.testing.assert_allclose(short[:T], by_definition(emissions[0, :T], JUMPS), rtol=1e-9)
+    np.testing.assert_allclose(long, by_definition(emissions[1], JUMPS), rtol=1e-9)
+    assert not short[T].any()
 
 
 def test_words_that_nothing_writes_have_no_posterior_and_no_nan():
-    emissions = np.zeros((3, 3))
-    emissions[[0, 2], 1:] = 0.5
+    emissions = np.zeros((1, 3, 3))
+    emissions[0, [0, 2], 1:] = 0.5
     found = hmm.posteriors(emissions, JUMPS)
     assert np.isfinite(found).all()
+
+
+def test_pairs_read_together_have_the_links_of_pairs_read_one_by_one(monkeypatch):
+    words = "a b c d e f g".split()
+    drawn = [RANDOM.choice(words, n).tolist() for n in (3, 5, 3, 4, 5, 3)]
+    pairs = [(x, x[::-1] + y[:1]) for x, y in zip(drawn, drawn[1:] + drawn[:1], strict=True)]
+    together = hmm.align(pairs)
+    monkeypatch.setattr(hmm, "_TOGETHER", 1)
+    for some, own in zip(together, hmm.align(pairs), strict=True):
+        for x, y in zip(some, own, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9)
 
 
 def test_directions_that_agree_align_words_that_change_places():
