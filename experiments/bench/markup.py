@@ -1,4 +1,4 @@
-"""Tags that follow their words: placed by attention, in proportion, by IBM model 1 and by eflomal.
+"""Tags that follow their words: placed by attention, in proportion, and by models that count or sample.
 
     python -m experiments.bench.markup runs/fr
     python -m experiments.bench.markup runs/fr --split=validation
@@ -8,9 +8,10 @@ placed twice. On the reference an F1 counts tags that have exactly the character
 (each tag has one place, so that precision and recall are equal), another one counts characters. On the run's
 own translation, greedy and by the attention of its search, a tag is right if its words are those of the
 translators' tag of its kind, whatever their case; a translation with other words makes all methods wrong.
-All methods give weights of words to one function, ``crossattn.decode.markup.place``. Model 1 and eflomal
-(``pip install eflomal``, left out where there is no command eflomal-align) learn from the training pairs and
-the texts that they align, and count in processor time. Intervals are of 95 %, by a bootstrap over pairs.
+All methods give weights of words to one function, ``crossattn.decode.markup.place``. IBM model 1, the HMM of
+``loss.alignment=hmm``, and eflomal (``pip install eflomal``, left out where there is no command
+eflomal-align) learn from the training pairs and the texts that they align, and count in processor time.
+Intervals are of 95 %, by a bootstrap over pairs.
 """
 
 import shutil
@@ -29,6 +30,7 @@ from crossattn.train.storage import folder
 from experiments.intervals import difference, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
+from experiments.tasks import hmm
 from experiments.tasks.alignment import markup_recipe
 from experiments.tasks.lexical import ibm_model_1
 from experiments.tasks.tags import right_places, tagged, tagged_pairs
@@ -129,10 +131,11 @@ def overlap(spans: Sequence[markup.Span], example: Mapping[str, Any]) -> tuple[i
 def others(
     train: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]]
 ) -> dict[str, list[Weighed]]:
-    """Returns the weights of methods without a model: in proportion, model 1, and eflomal where it is."""
+    """Returns the weights of methods without attention; of eflomal where it is installed."""
     found = {
         "in proportion": [proportion(*pair) for pair in pairs],
         "IBM model 1": model_1(train, pairs),
+        "HMM": by_hmm(train, pairs),
     }
     return found | ({"eflomal": eflomal(train, pairs)} if shutil.which("eflomal-align") else {})
 
@@ -159,6 +162,15 @@ def model_1(train: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]]) 
             word_spans(pair[1]),
         )
         for pair, (own, other) in ((pair, _words(pair)) for pair in pairs)
+    ]
+
+
+def by_hmm(train: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]]) -> list[Weighed]:
+    """Weighs words by the geometric mean of both directions' posteriors."""
+    found = hmm.align([_words(pair) for pair in (*train, *pairs)])[len(train) :]
+    return [
+        Weighed(np.sqrt(there * back.T), word_spans(source), word_spans(target))
+        for (there, back), (source, target) in zip(found, pairs, strict=True)
     ]
 
 

@@ -91,6 +91,8 @@ def test_methods_without_a_model_weigh_words():
     found = bench.model_1(pairs, [("the cat", "chat le")])[0]
     assert found.weights.argmax(1).tolist() == [1, 0]
     assert found.source_spans.tolist() == [[0, 3], [4, 7]]
+    counted = bench.by_hmm(pairs, [("the cat", "chat le")])[0]
+    assert counted.weights.argmax(1).tolist() == found.weights.argmax(1).tolist()
     in_order = bench.proportion("one two three", "un deux trois")
     assert in_order.weights.tolist() == np.eye(3).tolist()
     assert bench.proportion("", "un").weights.shape == (1, 0)
