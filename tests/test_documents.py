@@ -11,6 +11,7 @@ import tomllib
 import pytest
 
 from crossattn.__main__ import USAGE
+from crossattn.data.sources import phrases
 from experiments import keys, launch
 from experiments.options import Options
 from experiments.settings import check
@@ -47,9 +48,10 @@ def commands_of(path):
 
 
 def first_steps():
-    """Commands that train, each once, with the ``tiny`` variant of its config; slow but for one.
+    """Commands that train, each program once, with the ``tiny`` variant of its config; slow but for one.
 
-    But for those that want eight devices, several processes, or files of the user.
+    But for those that want eight devices, several processes, or files of the user, and for the ``tiny``
+    variants themselves, which ``test_configs`` trains.
     """
     wanting = (
         "--config.mesh",
@@ -65,11 +67,24 @@ def first_steps():
             (config,) = (word for word in words if word.startswith("--config="))
             colon = "," if ":" in config else ":"
             tiny = config if config.endswith("tiny") else f"{config}{colon}tiny"
-            others = [w for w in words if w != config and "steps=" not in w and "workdir" not in w]
+            others = [w for w in words if w != config and not w.startswith(_SAME_PROGRAM)]
+            if not others and tiny.endswith(".py:tiny") and tiny != config:
+                continue
             given = (tiny, *others)
             marks = () if tiny == config and not others else pytest.mark.slow
             found.setdefault(given, pytest.param(given, marks=marks, id=" ".join(given)))
     return found.values()
+
+
+# What says when, how often and how fast, which checks of settings hold.
+_SAME_PROGRAM = (
+    "--workdir=",
+    "--config.train.steps=",
+    "--config.train.eval_every=",
+    "--config.checkpoint.every=",
+    "--config.optim.learning_rate=",
+    "--config.optim.weight_decay=",
+)
 
 
 class Parsed(Exception):
@@ -146,7 +161,10 @@ def test_an_override_that_a_page_names_is_what_its_key_takes(page):
 
 
 @pytest.mark.parametrize("given", first_steps())
-def test_a_command_that_trains_takes_its_first_step(given, tmp_path, compiled_code, capsys):
+def test_a_command_that_trains_takes_its_first_step(
+    given, tmp_path, compiled_code, capsys, monkeypatch
+):
+    monkeypatch.setattr(phrases, "NUM_PAIRS", 540)  # mostly short ones
     given = (*given, "--config.train.steps=1", f"--workdir={tmp_path / 'run'}")
     with kept(compiled_code):
         assert start("train", *given) == 0, capsys.readouterr().err
