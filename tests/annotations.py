@@ -6,6 +6,7 @@ traced, all this takes longer than the trace. Here a check depends on the signat
 agree in theirs share it, and what says nothing of its arguments and results is left as it is.
 """
 
+import contextlib
 import functools
 import inspect
 import typing
@@ -26,7 +27,7 @@ def jaxtyped(*, typechecker):
 
 def checked(function):
     """Applies beartype to a function's arguments, then to its result, whose axes are those of one call."""
-    arguments, result = _checks(function)
+    arguments, result, context = _checks(function)
     if arguments is result is None:
         return function
 
@@ -35,7 +36,7 @@ def checked(function):
         __tracebackhide__ = True
         if jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
-        with _jaxtyped("context"):
+        with context("context"):
             if arguments is not None:
                 _hold("parameters", function, arguments, *args, **kwargs)
             out = function(*args, **kwargs)
@@ -56,7 +57,7 @@ def _hold(what, function, check, *args, **kwargs):
 
 
 def _checks(function):
-    """Returns functions that check a function's arguments and its result; None where nothing is said."""
+    """Returns what checks a function's arguments and its result, None where nothing is said, and the axes."""
     said = function.__annotations__
     key = function.__module__, function.__code__, tuple(map(_content, said.items()))
     try:
@@ -76,7 +77,9 @@ def _made(function, said):
         p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
         for p in inspect.signature(function).parameters.values()
     ]
-    return _check(str(inspect.Signature(given)), said), _check("(out)", result)
+    axes = any(map(_has_axes, (*said.values(), *result.values())))
+    context = _jaxtyped if axes else contextlib.nullcontext
+    return _check(str(inspect.Signature(given)), said), _check("(out)", result), context
 
 
 def _check(parameters, said):
@@ -86,6 +89,10 @@ def _check(parameters, said):
     exec(f"def check{parameters}: pass", scope)
     scope["check"].__annotations__ = said
     return beartype(scope["check"])
+
+
+def _has_axes(hint):
+    return hasattr(hint, "dim_str") or any(map(_has_axes, typing.get_args(hint)))
 
 
 def _meant(hint, names):
