@@ -10,6 +10,7 @@ import crossattn as xa
 from crossattn import nn
 from crossattn.analysis.heads import of_heads
 from crossattn.interventions import captured, run
+from tests.compiled import compiled
 from tests.interventions.test_sites import given, model_of
 from tests.models import every_model
 
@@ -54,7 +55,7 @@ def test_the_numbers_are_those_of_the_weights(scan):
 def test_steps_of_padding_ask_nothing_of_the_letters(name):
     model = xa.functional.bind(every_model.build_of(name), every_model.params_of(name))
     batch = jax.tree.map(jnp.asarray, every_model.example(name, padding=2))
-    _, found = run(model, None, **batch, capture=["decoder.cross.stats"])
+    _, found = compiled(run, model, None, **batch, capture=["decoder.cross.stats"])
     asks = np.isfinite(found["decoder.cross.stats"].lse).all((0, 2))
     np.testing.assert_array_equal(asks, np.asarray(batch["target_segment_ids"]) > 0)
 
@@ -69,8 +70,8 @@ def test_sequences_that_read_one_memory_have_statistics_of_their_own():
     x, valid = drawn[0], jnp.arange(6) < jnp.array([[6], [4], [5]])
     allowed = jax.random.bernoulli(jax.random.key(2), 0.7, (3, 1, 5, 6)) & valid[:, None, None]
     memory = nn.Encoded(drawn[1], valid)
-    _, state = block(
-        x, memories={"chunk": memory}, memory_masks={"chunk": allowed},
+    _, state = compiled(
+        block, x, memories={"chunk": memory}, memory_masks={"chunk": allowed},
         capture=["cross.weights", "cross.stats"],
     )  # fmt: skip
     w, stats = np.asarray(state.captured["cross.weights"]), state.captured["cross.stats"]
