@@ -16,9 +16,10 @@ import pytest
 from hypothesis import settings
 from jax.experimental.compilation_cache import compilation_cache
 
-from tests import annotations  # noqa: F401  the hook takes it from its package
+from tests import annotations
 
-jaxtyping.install_import_hook("crossattn", "tests.annotations.checked")
+jaxtyping.jaxtyped = annotations.jaxtyped  # which the hook applies
+jaxtyping.install_import_hook("crossattn", "beartype.beartype")
 
 ROOT = Path(__file__).parents[1]
 DEVICES = "--xla_force_host_platform_device_count="
@@ -49,7 +50,7 @@ def _kept_programs():
 os.environ["XLA_FLAGS"] = _flags(8)
 _KEPT = {
     "jax_compilation_cache_dir": jax.config.jax_compilation_cache_dir,
-    "jax_persistent_cache_min_compile_time_secs": 0.05,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,  # to read a little program is a tenth of making it
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 if sys.prefix != sys.base_prefix and "JAX_COMPILATION_CACHE_DIR" not in os.environ:

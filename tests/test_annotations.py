@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from jaxtyping import Float
 
+import crossattn as xa
 from tests import annotations
 
-checked = jaxtyping.jaxtyped(typechecker=annotations.checked)
+checked = annotations.checked
 
 
 def made(annotation):
@@ -50,4 +51,12 @@ def test_checks_are_made_once(monkeypatch):
     monkeypatch.setattr(annotations, "beartype", lambda f: count.append(f) or f)
     for _ in range(3):
         made(Float[np.ndarray, "once only"])
-    assert len(count) == 2  # One of the parameters, one of what is returned too.
+    assert len(count) == 2  # One of the parameters, one of what is returned.
+
+
+def test_functions_of_the_library_are_checked_and_those_that_say_nothing_are_left_alone():
+    q, k, v = (np.ones(shape, np.float32) for shape in ((1, 2, 1, 4), (1, 3, 1, 4), (1, 4, 1, 4)))
+    with pytest.raises(jaxtyping.TypeCheckError, match="the parameters of crossattn.ops"):
+        xa.attend(q, k, v)
+    plain = lambda x: x  # noqa: E731
+    assert checked(plain) is plain

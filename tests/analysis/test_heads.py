@@ -9,8 +9,9 @@ from flax import nnx
 import crossattn as xa
 from crossattn import nn
 from crossattn.analysis.heads import of_heads
-from crossattn.interventions import captured, run
-from tests.interventions.test_sites import given, model_of
+from crossattn.interventions import captured
+from tests.compiled import compiled
+from tests.interventions.test_sites import given, model_of, run
 from tests.models import every_model
 
 NAMES = ["encoder.attention", "decoder.attention", "decoder.cross"]
@@ -69,8 +70,8 @@ def test_sequences_that_read_one_memory_have_statistics_of_their_own():
     x, valid = drawn[0], jnp.arange(6) < jnp.array([[6], [4], [5]])
     allowed = jax.random.bernoulli(jax.random.key(2), 0.7, (3, 1, 5, 6)) & valid[:, None, None]
     memory = nn.Encoded(drawn[1], valid)
-    _, state = block(
-        x, memories={"chunk": memory}, memory_masks={"chunk": allowed},
+    _, state = compiled(
+        block, x, memories={"chunk": memory}, memory_masks={"chunk": allowed},
         capture=["cross.weights", "cross.stats"],
     )  # fmt: skip
     w, stats = np.asarray(state.captured["cross.weights"]), state.captured["cross.stats"]

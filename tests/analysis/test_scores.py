@@ -7,9 +7,10 @@ import pytest
 
 import crossattn as xa
 from crossattn.analysis import scores
-from crossattn.interventions import Intervention, run
+from crossattn.interventions import Intervention
 from tests.closeness import close
-from tests.interventions.test_sites import given, model_of
+from tests.compiled import compiled
+from tests.interventions.test_sites import given, model_of, run
 
 B, T, S = 2, 5, 6
 
@@ -37,7 +38,7 @@ def test_value_weighted_norms_are_the_norms_of_the_vectors_that_are_added(model,
         np.asarray(b.cross.out.kernel.get_value(), np.float64) for b in model.decoder.stack.blocks()
     ]
     vectors = np.einsum("lbnts,lbsnh,lnhd->lbtsd", weights, values, np.stack(kernels))
-    found = scores.value_weighted_norms(model, pairs)
+    found = compiled(scores.value_weighted_norms, model, pairs)
     close(found, np.linalg.norm(vectors, axis=-1).mean(0))
     # They add up to the sublayer's output, before its bias.
     _, cross = run(
@@ -58,6 +59,7 @@ def test_rollout_gives_what_is_left_of_one_to_the_target_before(model, pairs):
         "decoder.attention.weights",
         "decoder.cross.weights",
     )
+    found = compiled(scores.rollout, model, pairs)
     # Oracle: one matrix of all S + T places, whose rows say what a place is a mean of.
     for row in range(B):
         share = np.eye(S + T)
@@ -75,13 +77,13 @@ def test_rollout_gives_what_is_left_of_one_to_the_target_before(model, pairs):
             share = mixed(share, target, target, back[layer, row].mean(0))
             share = mixed(share, target, source, across[layer, row].mean(0))
         np.testing.assert_allclose(share.sum(1), 1)
-        close(scores.rollout(model, pairs)[row], share[target, source])
+        close(found[row], share[target, source])
 
 
 def test_gradient_times_weight_is_a_difference_quotient_of_the_scale_on_a_source_token(
     model, pairs
 ):
-    found, step = scores.gradient_times_weight(model, pairs), 1e-2
+    found, step = compiled(scores.gradient_times_weight, model, pairs), 1e-2
     told = jax.jit(lambda scale: scores.log_likelihoods(
         model, pairs, {"decoder.cross.values": Intervention(scale=jnp.broadcast_to(scale, (2, S)))}
     ))  # fmt: skip
@@ -94,22 +96,25 @@ def test_gradient_times_weight_is_a_difference_quotient_of_the_scale_on_a_source
 def test_integrated_gradients_add_up_to_what_the_source_brings(model, pairs):
     found = jax.jit(lambda: scores.integrated_gradients(model, pairs, steps=32))()
     nothing = {"decoder.cross.values": Intervention(scale=jnp.zeros(2)[:, None])}
-    whole = scores.log_likelihoods(model, pairs) - scores.log_likelihoods(model, pairs, nothing)
+    told = jax.jit(lambda edits: scores.log_likelihoods(model, pairs, edits))
+    whole = told(None) - told(nothing)
     np.testing.assert_allclose(found.sum(-1), whole, atol=2e-2, rtol=2e-2)
     assert np.abs(whole).max() > 0.5
 
 
 def test_leave_one_out_is_a_run_without_the_token(model, pairs):
-    found = scores.leave_one_out(model, pairs)
+    found = compiled(scores.leave_one_out, model, pairs)
     shorter = pairs | {
         "source": jnp.delete(pairs["source"], 2, 1),
         "source_segment_ids": jnp.delete(pairs["source_segment_ids"], 2, 1),
         "source_positions": jnp.array([[0, 1, 3, 4, 5]] * B),
     }
     inputs = {name: x for name, x in shorter.items() if name != "target_out"}
-    logits = jax.nn.log_softmax(model(**inputs))
+    logits = jax.nn.log_softmax(compiled(model, **inputs))
     without = jnp.take_along_axis(logits, pairs["target_out"][..., None], -1)[..., 0]
-    close(found[..., 2], scores.log_likelihoods(model, pairs) - without, ulps=2000, size=20)
+    close(
+        found[..., 2], compiled(scores.log_likelihoods, model, pairs) - without, ulps=2000, size=20
+    )
 
 
 def test_rank_correlations_are_those_of_scipy():

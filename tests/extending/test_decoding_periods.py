@@ -14,6 +14,7 @@ from crossattn.models import Decoder, decoder
 from crossattn.nn import Block, BlockConfig, DecoderBlock, DecoderStack
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 from tests.decode.markov import EOS, log_softmax, plain_beam_search, plain_greedy, texts
 from tests.decode.search.test_contrastive import K, plain
 
@@ -127,7 +128,7 @@ def test_its_beams_are_those_of_a_plain_beam_search_and_their_attention_is_kept(
 def test_it_contrasts_what_a_plain_loop_contrasts():
     found = run(candidates=K, alpha=0.5)
     model = xa.functional.bind(*flamingo("scanned"))
-    logits = lambda hidden: model.logits(jnp.asarray(hidden, jnp.float32))  # noqa: E731
+    logits = jax.jit(lambda hidden: model.logits(hidden.astype(jnp.float32)))
     for row in range(BATCH):
         before = tuple(PREFIX[row])
         plainly = plain(functools.partial(vectors, row), logits, 0.5, before)
@@ -175,23 +176,33 @@ def test_blocks_without_self_attention_alone_decode_without_a_cache(scan):
     build = lambda rngs: stack(rngs, readers, scan=scan)  # noqa: E731
     made = xa.functional.bind(build, oracle.random_params(build))
     x, source = RNG.normal(size=(BATCH, 4, D)), jnp.asarray(IMAGES[:, 0])
-    states = made.prefill(made.read(source=source), BATCH, 1, 4)
     embed = lambda _, positions, context: jnp.asarray(x, jnp.float32)[:, None, positions]  # noqa: E731
-    tokens, found = jnp.zeros((BATCH, 1, 2), int), []
-    for _ in range(2):
-        vectors, states = made.decode(embed, tokens, states)
-        found.append(vectors[:, 0])
-    expected, _ = made(jnp.asarray(x, jnp.float32), made.read(source=source))
-    close(jnp.concatenate(found, axis=1), expected)
+
+    def decoded(made):
+        states = made.prefill(made.read(source=source), BATCH, 1, 4)
+        tokens, found = jnp.zeros((BATCH, 1, 2), int), []
+        for _ in range(2):
+            vectors, states = made.decode(embed, tokens, states)
+            found.append(vectors[:, 0])
+        return jnp.concatenate(found, axis=1)
+
+    whole = lambda made: made(jnp.asarray(x, jnp.float32), made.read(source=source))[0]  # noqa: E731
+    close(compiled(decoded, made), compiled(whole, made))
 
 
 def test_what_a_stack_cannot_read_or_return_is_refused_in_a_sentence():
-    alone = stack(nnx.Rngs(0), lambda rngs: DecoderBlock(SHAPE, None, rngs=rngs))
+    made = lambda build: xa.functional.bind(  # noqa: E731
+        lambda rngs: stack(rngs, build), oracle.random_params(lambda rngs: stack(rngs, build))
+    )
+    alone = made(lambda rngs: DecoderBlock(SHAPE, None, rngs=rngs))
     x = jnp.zeros((1, 2, D))
     other = lambda r: Block(a=SHAPE.cross_attention(r, memory_dim=M, reads="b"))  # noqa: E731
-    both = stack(nnx.Rngs(0), [readers, other])
-    states = both.read(source=jnp.zeros((1, 3, M)), b=jnp.zeros((1, 4, M)))
-    _, states = both(x, states, capture=both.reading())
+    both, memories = (
+        made([readers, other]),
+        dict(source=jnp.zeros((1, 3, M)), b=jnp.zeros((1, 4, M))),
+    )
+    captured = lambda stack, x, given: stack(x, stack.read(**given), capture=stack.reading())[1]  # noqa: E731
+    states = compiled(captured, both, x, memories)
     for call, said in (
         (lambda: alone.read(source=x), "^got the memory 'source', which no layer reads; .* none"),
         (alone.reading, "^return_weights asks for .* reads no memory; leave it out"),

@@ -16,12 +16,12 @@ from crossattn.interventions import (
     knockouts,
     open_probability,
     prune,
-    run,
 )
 from crossattn.models import decoder, transformer
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.interventions.test_sites import build, given, model_of
+from tests.compiled import compiled
+from tests.interventions.test_sites import build, given, model_of, run
 
 CROSS = "decoder.cross.heads"
 
@@ -109,7 +109,7 @@ def test_a_pruned_model_computes_what_scales_of_zero_leave_and_is_smaller(scan):
     small = prune(model, dict.fromkeys(sites, KEPT))
     edits = {site: Intervention(scale=jnp.asarray(KEPT, jnp.float32)) for site in sites}
     expected = run(model, edits, **example)
-    close(small(**example), expected, ulps=2000)
+    close(run(small, None, **example), expected, ulps=2000)
     counts = [xa.functional.count(xa.functional.params_of(x)) for x in (model, small)]
     # Of 32 x 32 kernels, three and a half biases: half of query, key, value and output each.
     assert counts[0] - counts[1] == 2 * 3 * (4 * 32 * 16 + 3 * 16)
@@ -117,12 +117,14 @@ def test_a_pruned_model_computes_what_scales_of_zero_leave_and_is_smaller(scan):
     # It is built again from a config, and decodes.
     again = lambda rngs: prune(build(scan=scan)(rngs), dict.fromkeys(sites, KEPT))  # noqa: E731
     loaded = xa.functional.bind(again, jax.device_get(xa.functional.params_of(small)))
-    np.testing.assert_array_equal(loaded(**example), small(**example))
+    np.testing.assert_array_equal(run(loaded, None, **example), run(small, None, **example))
     source = {k: x for k, x in example.items() if k.startswith("source")}
-    _, states = loaded.decode_step(
-        example["target_in"][:, None, :2], loaded.prefill(2, 1, 8, **source)
-    )
-    logits, _ = loaded.decode_step(example["target_in"][:, None, 2:3], states)
+
+    def decoded(model, text, source):
+        _, states = model.decode_step(text[:, None, :2], model.prefill(2, 1, 8, **source))
+        return model.decode_step(text[:, None, 2:3], states)[0]
+
+    logits = compiled(decoded, loaded, example["target_in"], source)
     close(logits[:, 0], expected[:, 2:3], ulps=2000)
 
 
@@ -130,7 +132,9 @@ def test_looped_layers_lose_unlike_numbers_of_heads():
     model, example = model_of(), given()
     kept = np.array([[True, True], [False, True]])
     edits = {CROSS: Intervention(scale=jnp.asarray(kept, jnp.float32))}
-    close(prune(model, {CROSS: kept})(**example), run(model, edits, **example), ulps=2000)
+    close(
+        run(prune(model, {CROSS: kept}), None, **example), run(model, edits, **example), ulps=2000
+    )
 
 
 def grouped(rngs):
@@ -144,7 +148,7 @@ def test_whole_groups_of_heads_go_with_their_keys_values_and_persistent_vectors(
     tokens = jnp.array([[3, 5, 7, 9]])
     site = "decoder.attention.heads"
     edits = {site: Intervention(scale=jnp.asarray(kept, jnp.float32))}
-    close(prune(model, {site: kept})(tokens), run(model, edits, tokens), ulps=2000)
+    close(run(prune(model, {site: kept}), None, tokens), run(model, edits, tokens), ulps=2000)
     with pytest.raises(ValueError, match="share key and value heads by 2; expected whole groups"):
         prune(model, {site: np.array([[True, False, True, True]] * 2)})
 

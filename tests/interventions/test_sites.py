@@ -9,19 +9,19 @@ import pytest
 from flax import nnx
 
 import crossattn as xa
-from crossattn import models, nn
+from crossattn import interventions, models, nn
 from crossattn.interventions import (
     Intervention,
     captured,
     intervene,
     knockout,
-    run,
     scales,
     sites,
 )
 from crossattn.models import transformer
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 from tests.models import every_model
 
 WITH_BLOCKS = [
@@ -33,7 +33,12 @@ WITH_BLOCKS = [
 ]
 
 
+run = functools.partial(compiled, interventions.run)
+
+
+@functools.cache
 def build(**changes):
+    """The same function each time, whose abstract module is made once."""
     return lambda rngs: models.Transformer(transformer.tiny(**changes), rngs=rngs)
 
 
@@ -63,8 +68,8 @@ def test_a_program_without_interventions_is_that_of_the_model(name):
     model, example = bound(name), example_of(name)
     text = lambda call: jax.jit(call).lower(**example).as_text()  # noqa: E731
     alone = text(lambda **x: model(**x))
-    for none in (None, {}):
-        assert text(lambda none=none, **x: run(model, none, **x)) == alone
+    assert text(lambda **x: interventions.run(model, None, **x)) == alone
+    assert intervene(model, {}) is model
 
 
 @pytest.mark.parametrize("name", WITH_BLOCKS)
@@ -72,10 +77,12 @@ def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
     model, example = bound(name), example_of(name)
     ones = scales(model)
     assert ones
-    whole = outputs(model(**example))
-    np.testing.assert_array_equal(outputs(run(model, ones, **example)), whole)
+    step_by_step = interventions.run(model, ones, **example)  # compiled, others are fused
+    np.testing.assert_array_equal(outputs(step_by_step), outputs(model(**example)))
+    edited = jax.jit(lambda edits, example: interventions.run(model, edits, **example))
+    whole = outputs(edited(ones, example))
     for site in ones:
-        less = outputs(run(model, knockout(model, site, 0, -1), **example))
+        less = outputs(edited(ones | knockout(model, site, 0, -1), example))
         assert np.any(less != whole), site
 
 
@@ -85,7 +92,7 @@ def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
     names = [name for name in sites(model) if not name.endswith((".weights", ".stats"))]
     result, found = run(model, None, **example, capture=names)
     result = outputs(result)
-    np.testing.assert_array_equal(result, outputs(model(**example)))
+    np.testing.assert_array_equal(result, outputs(run(model, None, **example)))
     calls = {name: len(x) // sites(model)[name].layers for name, x in found.items()}
     same = {
         name: Intervention(value=x)
@@ -99,6 +106,8 @@ def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
 def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan):
     params, example = oracle.random_params(build(scan=scan)), given()
     model = xa.functional.bind(build(scan=scan), params)
+    whole = jax.jit(lambda params, x: xa.apply(build(scan=scan), params, **x))
+    edited = jax.jit(lambda edits, x: interventions.run(model, edits, **x))
     for site, path in (
         ("encoder.attention.heads", "encoder.layers.{}attention.out.kernel"),
         ("decoder.attention.heads", "decoder.stack.layers.{}attention.out.kernel"),
@@ -109,11 +118,8 @@ def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan)
             name = path.format("" if scan else f"{layer}.")
             at = (layer, 1) if scan else (1,)
             flat[name] = jnp.asarray(flat[name]).at[at].set(0)
-            zeroed = xa.functional.bind(build(scan=scan), xa.functional.nest(flat))
-            found = jax.jit(lambda x, m=model, s=site, i=layer: run(m, knockout(m, s, i, 1), **x))(
-                example
-            )
-            np.testing.assert_array_equal(found, jax.jit(lambda x, m=zeroed: m(**x))(example))
+            found = edited(knockout(model, site, layer, 1), example)
+            np.testing.assert_array_equal(found, whole(xa.functional.nest(flat), example))
 
 
 def test_a_scanned_stack_is_edited_and_captured_as_a_looped_one():
@@ -161,7 +167,8 @@ class Repeated(nnx.Module):
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, share, remat):
-    model = Repeated(nnx.Rngs(0), scan=scan, share=share, remat=remat)
+    build = lambda rngs: Repeated(rngs, scan=scan, share=share, remat=remat)  # noqa: E731
+    model = xa.functional.bind(build, oracle.random_params(build))
     x = jax.random.normal(jax.random.key(0), (2, 3, 16))
     assert {name: site.layers for name, site in sites(model).items()} == {
         "layers.attention": 4, "layers.+attention": 4, "layers.attention.weights": 4,
@@ -173,15 +180,18 @@ def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, 
         "layers.attention": Intervention(scale=factors),
         "layers.feedforward": Intervention(scale=jnp.array([0.25, 3.0])),
     }
-    expected = x
-    for i, block in enumerate(model.layers.blocks()):
-        for name, own in block.sublayers.items():
-            hidden = own.residual.pre_norm(expected)
-            factor = factors[i] if name == "attention" else (0.25, 3.0)[i // 2]
-            expected = expected + factor * own.inner(hidden)
-    close(run(model, edits, x), expected)
+
+    def by_hand(model, expected):
+        for i, block in enumerate(model.layers.blocks()):
+            for name, own in block.sublayers.items():
+                hidden = own.residual.pre_norm(expected)
+                factor = factors[i] if name == "attention" else (0.25, 3.0)[i // 2]
+                expected = expected + factor * own.inner(hidden)
+        return expected
+
+    close(run(model, edits, x), compiled(by_hand, model, x))
     loss = lambda scale: run(model, {"layers.attention": Intervention(scale=scale)}, x).sum()  # noqa: E731
-    assert np.all(np.abs(jax.grad(loss)(factors)) > 0)
+    assert np.all(np.abs(jax.jit(jax.grad(loss))(factors)) > 0)
 
 
 def test_positions_and_parts_of_a_memory_are_scaled():
@@ -212,10 +222,16 @@ def test_an_activation_of_another_run_is_patched_in_where_a_mask_says():
     everything = {"encoder.+feedforward": Intervention(value=found["encoder.+feedforward"])}
     close(run(model, everything, **other), clean, ulps=2000)  # the decoder reads nothing else
     where = jnp.zeros((2, 6), bool)
-    one = lambda where: run(  # noqa: E731
-        model,
-        {"encoder.+feedforward": Intervention(value=found["encoder.+feedforward"], where=where)},
-        **other,
+    one = jax.jit(
+        lambda where: run(
+            model,
+            {
+                "encoder.+feedforward": Intervention(
+                    value=found["encoder.+feedforward"], where=where
+                )
+            },
+            **other,
+        )
     )
     np.testing.assert_array_equal(one(where), corrupt)
     grid = jnp.eye(12, dtype=bool).reshape(12, 2, 6)  # one layer and position at a time
@@ -234,36 +250,41 @@ def test_a_search_decodes_an_edited_model_through_its_caches():
     whole = run(model, edits, **source, target_in=example["target_in"])
     states = run(model, edits, 2, 1, 8, **source, method="prefill")
     steps = []
+    step = jax.jit(lambda tokens, states: interventions.run(
+        model, edits, tokens, states, capture=["decoder.cross.weights"], method="decode_step"
+    ))  # fmt: skip
     for t in range(example["target_in"].shape[1]):
-        (logits, states), found = run(
-            model, edits, example["target_in"][:, None, t : t + 1], states,
-            capture=["decoder.cross.weights"], method="decode_step",
-        )  # fmt: skip
+        (logits, states), found = step(example["target_in"][:, None, t : t + 1], states)
         assert found["decoder.cross.weights"].shape == (2, 2, 2, 1, 6)
         steps.append(logits[:, 0])
     close(jnp.concatenate(steps, 1), whole, ulps=2000)
 
     search = functools.partial(xa.decode.generate, max_new_tokens=4, num_beams=2, **source)
-    assert np.all(search(model).scores[:, 0] != search(intervene(model, edits)).scores[:, 0])
+    one, other = (compiled(search, m) for m in (model, intervene(model, edits)))
+    assert np.all(one.scores[:, 0] != other.scores[:, 0])
+
+
+def begun(model, tokens):
+    """The states of a decoder that has read tokens [B 1 T]."""
+    return compiled(lambda m, x: m.decode_step(x, m.prefill(len(x), 1, 8))[1], model, tokens)
 
 
 def test_rows_at_different_positions_hand_out_their_activations():
     model = xa.functional.bind(every_model.build_of("decoder"), every_model.params_of("decoder"))
-    states = model.prefill(2, 1, 8)
-    _, states = model.decode_step(jnp.array([[[3, 4]], [[5, 6]]]), states)
-    states = states.rewind(jnp.array([1, 2]))
+    states = begun(model, jnp.array([[[3, 4]], [[5, 6]]])).rewind(jnp.array([1, 2]))
     tokens = jnp.array([[[7]], [[8]]])
     (expected, _), found = run(
         model, None, tokens, states, capture=["decoder.+feedforward"], method="decode_step"
     )
-    np.testing.assert_array_equal(expected, model.decode_step(tokens, states)[0])
+    alone, _ = run(model, None, tokens, states, method="decode_step")
+    np.testing.assert_array_equal(expected, alone)
     assert found["decoder.+feedforward"].shape == (2, 2, 1, 32)
 
 
 def test_rows_at_different_positions_are_edited_each_as_it_is_alone():
     model = xa.functional.bind(every_model.build_of("decoder"), every_model.params_of("decoder"))
     texts, lengths = jnp.array([[3, 4], [5, 6]]), jnp.array([1, 2])
-    _, states = model.decode_step(texts[:, None], model.prefill(2, 1, 8))
+    states = begun(model, texts[:, None])
     _, patch = run(model, None, texts, capture=["decoder.+feedforward"])
     edits = {
         "decoder.attention.heads": Intervention(
@@ -278,7 +299,7 @@ def test_rows_at_different_positions_are_edited_each_as_it_is_alone():
     tokens = jnp.array([[[7]], [[8]]])
     together, _ = run(model, edits, tokens, states.rewind(lengths), method="decode_step")
     for row, length in enumerate(lengths.tolist()):
-        _, alone = model.decode_step(texts[row : row + 1, None, :length], model.prefill(1, 1, 8))
+        alone = begun(model, texts[row : row + 1, None, :length])
         part = lambda x, at=row: x if x.ndim == 1 else x[:, at : at + 1]  # noqa: E731
         own = jax.tree.map(part, edits)
         expected, _ = run(model, own, tokens[row : row + 1], alone, method="decode_step")
@@ -335,7 +356,7 @@ BAD = [
 @pytest.mark.parametrize(("site", "edit", "message"), BAD)
 def test_what_does_not_fit_is_one_sentence(site, edit, message):
     with pytest.raises(ValueError, match=message) as error:
-        run(model_of(), {site: edit}, **given())
+        interventions.run(model_of(), {site: edit}, **given())
     assert "\n" not in str(error.value)
 
 

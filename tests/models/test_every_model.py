@@ -53,10 +53,12 @@ def test_it_is_built_without_a_mesh_and_its_parameters_are_a_plain_dict(name):
     assert all(len(axes[path]) == x.ndim for path, x in params.items())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if i % 3 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(NAMES)],
-)
+def some(names, *quick):
+    """The names, all but some of them for `make test-all`."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", some(NAMES, "bert", "decoder", "transformer_tts", "whisper"))
 def test_compiled_it_gives_what_it_gives_step_by_step(name):
     given = jax.tree.map(jnp.asarray, (params_of(name), example(name)))
     close(output(name), call(name, *given), ulps=2000)
@@ -124,7 +126,18 @@ SEARCHES = {
 """Each search with the method that its states need."""
 
 
-@pytest.mark.parametrize("name", GENERATING)
+# Of those that read as the transformer or the decoder does, these two.
+SEARCHED = (
+    "decoder",
+    "transformer",
+    "pointer_generator",
+    "retro",
+    "rnn_encoder_decoder",
+    "whisper",
+)
+
+
+@pytest.mark.parametrize("name", some(GENERATING, *SEARCHED))
 def test_every_search_that_its_states_allow_scores_a_text_as_it_is_scored_whole(name):
     reads, written = every_model.read_and_written(name)
     build, options = build_of(name), dict(batch=2, max_new_tokens=3, eos_id=())

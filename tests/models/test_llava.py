@@ -17,6 +17,7 @@ from crossattn.models import Decoder, Llava, ViT, decoder, llava, vit
 from crossattn.nn import Embedding, image_positions, stack_layers
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 V, IMAGE = 64, 3
 IMAGES = jax.random.normal(jax.random.key(0), (3, 2, 8, 8, 3))
@@ -41,7 +42,8 @@ def model(**changes):
 
 def as_words(build, params, positions):
     """A language model that has the images' vectors as words, and the words [3 2 P] that they are."""
-    vectors = xa.functional.bind(build, params).encode(IMAGES)
+    encode = lambda model, images: model.encode(images)  # noqa: E731
+    vectors = compiled(encode, xa.functional.bind(build, params), IMAGES)
     own = decoder.tiny(tie_output=False, layers=1, positions=positions)
 
     def text(rngs):
@@ -113,10 +115,13 @@ def test_prompts_with_images_go_on_as_those_with_words_for_them_by_every_search(
 def test_a_projector_of_one_layer_is_linear_and_a_class_token_may_stay():
     tower = vit.tiny(num_classes=None, image_size=(8, 8), output_norm="none")
     build, params = model(vision=tower, keep_class_token=True, projector_layers=1)
-    found = xa.functional.bind(build, params).encode(IMAGES)
+    found = compiled(
+        lambda model, images: model.encode(images), xa.functional.bind(build, params), IMAGES
+    )
     assert found.shape == (3, 2, 5, 32) and build(nnx.Rngs(0)).image_tokens == 5
     reader = lambda rngs: ViT(tower, rngs=rngs)  # noqa: E731
-    vectors = xa.functional.bind(reader, params["vision"]).encode(IMAGES).vectors
+    tower_alone = xa.functional.bind(reader, params["vision"])
+    vectors = compiled(lambda model, images: model.encode(images).vectors, tower_alone, IMAGES)
     own = params["projector"]["first"]
     close(found, vectors @ own["kernel"] + own["bias"])
     for changes, said in (

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import crossattn as xa
 from crossattn.interventions import captured
@@ -19,6 +18,7 @@ from crossattn.nn.sublayers import BlockConfig
 from experiments.parity.weights import weight
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 from tests.models.golden import make_pixart
 
 TINY = pixart.tiny()
@@ -169,7 +169,7 @@ def test_its_blocks_compute_what_those_of_diffusers_compute():
     given = make_pixart.inputs()
     words = Encoded(jnp.asarray(given["words"]), jnp.asarray(given["valid"]) > 0)
     states = bound.map(lambda block: block.read({"words": words}))
-    found, _ = bound(jnp.asarray(patches), states, condition=jnp.asarray(condition))
+    found, _ = compiled(bound, jnp.asarray(patches), states, condition=jnp.asarray(condition))
     close(found, expected, ulps=2000)
 
 
@@ -186,22 +186,26 @@ def test_every_word_and_the_time_reach_every_pixel_of_their_own_picture():
 def test_at_first_the_output_is_0_the_time_changes_nothing_and_a_block_only_reads():
     """adaLN-Zero: self-attention and networks are closed, so that only the words are added to patches."""
     fresh = xa.functional.bind(build, xa.init(build, jax.random.key(0)))
-    assert not fresh(**GIVEN).any() and not fresh.modulation(jnp.ones(TINY.block.dim)).any()
-    states = fresh.read(GIVEN["tokens"], GIVEN["segment_ids"])
-    z = fresh.patches(GIVEN["image"])
+    assert not call(xa.functional.params_of(fresh), **GIVEN).any()
+    assert not fresh.modulation(jnp.ones(TINY.block.dim)).any()
+
+    @jax.jit
+    def both(condition):
+        states = fresh.read(GIVEN["tokens"], GIVEN["segment_ids"])
+        z = read = fresh.patches(GIVEN["image"])
+        for block, state in zip(fresh.stack.blocks(), states, strict=True):
+            read = read + block.cross(read, state.memories["cross"])
+        return fresh.stack(z, states, condition=condition)[0], read
+
     condition = jnp.ones((3, TINY.block.dim))
-    own, _ = fresh.stack(z, states, condition=condition)
-    later, _ = fresh.stack(z, states, condition=2 * condition)
-    np.testing.assert_array_equal(own, later)
-    read = z
-    for block, state in zip(fresh.stack.blocks(), states, strict=True):
-        read = read + block.cross(read, state.memories["cross"])
+    own, read = both(condition)
+    np.testing.assert_array_equal(own, both(2 * condition)[0])
     close(own, read, ulps=2000)
 
 
 def test_words_that_are_padding_ask_nothing_and_change_nothing():
     names = ["encoder.attention.stats"]
-    _, found = captured(lambda own: own(**GIVEN), bound(), names)
+    _, found = compiled(lambda model: captured(lambda own: own(**GIVEN), model, names), bound())
     asks = np.isfinite(found[names[0]].lse).all((0, 2))  # [B S], of all layers and heads
     np.testing.assert_array_equal(asks, GIVEN["segment_ids"] > 0)
     padded = GIVEN["segment_ids"] == 0
@@ -216,10 +220,12 @@ def test_without_words_attention_adds_its_bias_alone_whatever_the_words():
     other = {**GIVEN, "segment_ids": none, "tokens": GIVEN["tokens"] * 0 + 5}
     np.testing.assert_array_equal(found, call(params(), **other))
     assert np.isfinite(found).all() and np.abs(found - call(params(), **GIVEN)).max() > 1e-2
-    model = bound()
-    block, state = model.stack.blocks()[0], model.read(GIVEN["tokens"], none)[0]
-    z = model.patches(GIVEN["image"])
-    added = block.cross(z, state.memories["cross"])
+
+    def first(model, image):
+        block, state = model.stack.blocks()[0], model.read(GIVEN["tokens"], none)[0]
+        return block.cross(model.patches(image), state.memories["cross"])
+
+    added = compiled(first, bound(), GIVEN["image"])
     bias = params()["stack"]["layers"]["0"]["cross"]["out"]["bias"]
     np.testing.assert_array_equal(added, np.broadcast_to(bias, added.shape))
 
@@ -227,15 +233,21 @@ def test_without_words_attention_adds_its_bias_alone_whatever_the_words():
 def test_what_is_read_once_serves_any_number_of_times():
     model = bound()
     states = jax.jit(model.read)(GIVEN["tokens"], GIVEN["segment_ids"])
+    denoise = jax.jit(model.denoise)
     for time in (GIVEN["time"], GIVEN["time"] / 2):
-        found = model.denoise(GIVEN["image"], time, states)
+        found = denoise(GIVEN["image"], time, states)
         close(found, call(params(), **{**GIVEN, "time": time}), ulps=2000)
 
 
 def test_attention_to_the_words_sums_to_one_and_padding_gets_none():
     model = bound()
-    states = model.read(GIVEN["tokens"], GIVEN["segment_ids"])
-    found, weights = model.denoise(GIVEN["image"], GIVEN["time"], states, return_weights=True)
+
+    @jax.jit
+    def denoised():
+        states = model.read(GIVEN["tokens"], GIVEN["segment_ids"])
+        return model.denoise(GIVEN["image"], GIVEN["time"], states, return_weights=True)
+
+    found, weights = denoised()
     assert weights.shape == (2, 3, 2, 6, 7)  # layers, rows, heads, patches, words
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert not weights[..., 5:].any() and (weights[..., :5] > 0).all()
@@ -259,15 +271,16 @@ def test_scanned_and_recomputed_it_is_the_same(scan):
     if scan:
         layers = xa.nn.stack_layers(own["stack"]["layers"])
         own = {**own, "stack": {**own["stack"], "layers": layers}}
-    found = xa.apply(lambda rngs: PixArt(changed, rngs=rngs), own, **GIVEN)
+    again = lambda rngs: PixArt(changed, rngs=rngs)  # noqa: E731
+    found = jax.jit(lambda params: xa.apply(again, params, **GIVEN))(own)
     close(found, call(params(), **GIVEN), ulps=2000)
 
 
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="4 x 6; expected multiples of patch_size, 4"):
-        PixArt(replace(TINY, patch_size=4), rngs=nnx.Rngs(0))
+        xa.functional.shapes(lambda rngs: PixArt(replace(TINY, patch_size=4), rngs=rngs))
     with pytest.raises(ValueError, match=r"image is \(3, 4, 4, 3\); expected"):
-        bound()(**{**GIVEN, "image": GIVEN["image"][:, :, :4]})
+        call(params(), **{**GIVEN, "image": GIVEN["image"][:, :, :4]})
 
 
 def test_places_of_patches_begin_as_sinusoids_of_row_and_column():

@@ -14,6 +14,7 @@ from crossattn.models import PointerGenerator, Transformer, pointer_generator, t
 from crossattn.nn.copying import FLOOR
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 V, B, S, T = 16, 3, 6, 5
 RNG = np.random.default_rng(0)
@@ -35,8 +36,14 @@ def model_of(name):
     return build, oracle.random_params(build)
 
 
+@functools.cache
+def program(build):
+    """The same function each time, whose programs are made once."""
+    return jax.jit(functools.partial(xa.apply, build))
+
+
 def apply(build, params, source, target, **given):
-    return jax.jit(functools.partial(xa.apply, build))(params, source, target, **given)
+    return program(build)(params, source, target, **given)
 
 
 def in_float64(params):
@@ -196,16 +203,9 @@ def test_a_word_of_the_source_alone_can_be_written():
     """Only pointing writes only tokens of the source, by beams too."""
     build, params = model_of("only points")
     model = xa.functional.bind(build, params)
+    options = dict(max_new_tokens=4, eos_id=(), length_penalty=0.0)
     for beams in (1, 3):
-        found = generate(
-            model,
-            SOURCE,
-            SEGMENTS,
-            max_new_tokens=4,
-            num_beams=beams,
-            eos_id=(),
-            length_penalty=0.0,
-        )
+        found = compiled(generate, model, SOURCE, SEGMENTS, num_beams=beams, **options)
         for row in range(B):
             assert set(found.tokens[row, 0].tolist()) <= set(
                 SOURCE[row, : SEGMENTS[row].sum()].tolist()
@@ -231,7 +231,7 @@ def test_what_it_cannot_copy_from_is_refused(changes, said):
 def test_it_has_no_table_and_chunks_divide_the_text():
     build, params = model_of("one head")
     model = xa.functional.bind(build, params)
-    hidden, _ = model.hidden(jnp.asarray(SOURCE), jnp.asarray(TARGET))
+    hidden = compiled(lambda model, *texts: model.hidden(*texts)[0], model, SOURCE, TARGET)
     for call in (model.output_table, lambda: model.output_product(hidden)):
         with pytest.raises(ValueError, match="a mixture, not a product with a table"):
             call()

@@ -10,6 +10,7 @@ from crossattn.models import Decoder, Retro, decoder, retro
 from crossattn.ops.positions.bias import relative_buckets
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 V, M, K, R, T, B = 64, 3, 2, 4, 11, 2
 RNG = np.random.default_rng(0)
@@ -115,7 +116,7 @@ def test_without_neighbours_it_is_the_plain_decoder(changes):
         given = {k: x[0] if k.startswith("decoder.stack") else x for k, x in given.items()}
     shapes = xa.functional.flatten(xa.functional.shapes(of_plain))
     kept = xa.functional.nest({path: given[path] for path in shapes})
-    expected = xa.apply(of_plain, kept, jnp.asarray(TOKENS))
+    expected = compiled(lambda p, tokens: xa.apply(of_plain, p, tokens), kept, TOKENS)
     run = jax.jit(lambda tokens, **found: xa.apply(build, params, tokens, **found))
     for found in ({}, {"neighbours": np.zeros_like(FOUND)}):
         close(run(jnp.asarray(TOKENS), **found), expected, ulps=500)
@@ -143,20 +144,24 @@ def test_decoding_while_neighbours_come_equals_the_whole_text(changes):
 
 
 def test_neighbours_of_a_prompt_are_given_to_prefill_and_those_of_the_rest_later():
-    model = xa.functional.bind(BUILD, PARAMS)
-    chunks = TOKENS[:, : 2 * M].reshape(B, 2, M)
-    states = model.prefill(B, 1, T, neighbours=FOUND[:, :2], chunks=chunks)
-    first, states = model.decode_step(jnp.asarray(TOKENS)[:, None, : 3 * M - 1], states)
-    states = model.retrieved(states, 2, TOKENS[:, 2 * M : 3 * M], FOUND[:, 2])
-    rest, _ = model.decode_step(jnp.asarray(TOKENS)[:, None, 3 * M - 1 :], states)
-    close(jnp.concatenate([first, rest], 2)[:, 0], whole(TOKENS, FOUND), ulps=2000)
+    @jax.jit
+    def decoded(params, tokens, found):
+        model = xa.functional.bind(BUILD, params)
+        chunks = tokens[:, : 2 * M].reshape(B, 2, M)
+        states = model.prefill(B, 1, T, neighbours=found[:, :2], chunks=chunks)
+        first, states = model.decode_step(tokens[:, None, : 3 * M - 1], states)
+        states = model.retrieved(states, 2, tokens[:, 2 * M : 3 * M], found[:, 2])
+        rest, _ = model.decode_step(tokens[:, None, 3 * M - 1 :], states)
+        return jnp.concatenate([first, rest], 2)[:, 0]
+
+    close(decoded(PARAMS, TOKENS, FOUND), whole(TOKENS, FOUND), ulps=2000)
 
 
 def test_the_mass_of_passages_is_that_of_the_weights_and_a_passage_of_padding_has_none():
-    model = xa.functional.bind(BUILD, PARAMS)
     found = FOUND.copy()
     found[1, 0, 1] = 0
-    mass = model.mass(jnp.asarray(TOKENS), found)
+    model = xa.functional.bind(BUILD, PARAMS)
+    mass = compiled(lambda model, *given: model.mass(*given), model, TOKENS, found)
     reads = [
         [t >= M - 1 and found[row, (t + 1) // M - 1].any() for t in range(T)] for row in range(B)
     ]
@@ -166,9 +171,7 @@ def test_the_mass_of_passages_is_that_of_the_weights_and_a_passage_of_padding_ha
 
 
 def test_a_text_shorter_than_a_chunk_reads_nothing():
-    short = jnp.asarray(TOKENS[:, : M - 1])
-    found = xa.apply(BUILD, PARAMS, short, neighbours=FOUND)
-    close(found, whole(TOKENS, FOUND)[:, : M - 1], ulps=500)
+    close(whole(TOKENS[:, : M - 1], FOUND), whole(TOKENS, FOUND)[:, : M - 1], ulps=500)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from crossattn.models.selfdoc import CrossModality, GatedFusion, TextParts
 from crossattn.nn import BlockConfig, Encoded
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 RNG = np.random.default_rng(0)
 SHAPE = BlockConfig.of(dim=8, num_heads=2, mlp_dim=16, activation="gelu")
@@ -70,16 +71,16 @@ def test_a_text_is_the_mean_of_its_tokens_and_0_without_any():
     parts = xa.functional.bind(build, oracle.random_params(build))
     tokens = jnp.array([[5, 6, 7], [8, 0, 0], [0, 0, 0]])
     found = jax.jit(lambda: parts(tokens, None))()
+    alone = lambda parts, x: parts.encoder(parts.input(x))[0].mean(0)  # noqa: E731
     for row, length in ((0, 3), (1, 1)):
-        vectors, _ = parts.encoder(parts.input(tokens[row, :length]))
-        close(found[row], vectors.mean(0), ulps=1000)
+        close(found[row], compiled(alone, parts, tokens[row, :length]), ulps=1000)
     assert not np.any(found[2])
 
 
 def test_the_gate_weighs_text_and_picture():
     fusion = lambda rngs: GatedFusion(SHAPE, rngs=rngs)  # noqa: E731
     params = oracle.random_params(fusion)
-    found, gates = xa.apply(fusion, params, jnp.asarray(TEXT), jnp.asarray(PICTURE))
+    found, gates = compiled(lambda *given: xa.apply(fusion, *given), params, TEXT, PICTURE)
     p = params["gate"]
     z = np.concatenate([TEXT, PICTURE], -1).astype(np.float64) @ p["kernel"] + p["bias"]
     gate = 1 / (1 + np.exp(-z))
@@ -102,8 +103,7 @@ def model(rngs):
 @pytest.fixture(scope="module")
 def run():
     params = oracle.random_params(model)
-    compiled = jax.jit(lambda *page: xa.apply(model, params, *page))
-    return lambda *page: compiled(*map(jnp.asarray, page))
+    return jax.jit(lambda *page: xa.apply(model, params, *page))
 
 
 def test_padding_of_regions_and_of_texts_changes_nothing(run):
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_named(in_production):
         ((np.tile(TOKENS, 2), BOXES, PICTURES), "12 tokens .* learned 6 positions"),
     ):
         with pytest.raises(ValueError, match=said):
-            module(*map(jnp.asarray, page))
+            jax.eval_shape(module, *page)
     for changes, said in (
         (dict(patch=3), "patch is 3; expected a divisor"),
         (dict(reads="sound"), "reads is 'sound'; expected 'both'"),
@@ -158,6 +158,5 @@ def test_what_does_not_fit_is_named(in_production):
             xa.functional.shapes(lambda rngs, c=changes: SelfDoc(selfdoc.tiny(**c), rngs=rngs))
     alone = lambda rngs: SelfDoc(selfdoc.tiny(reads="text"), rngs=rngs)  # noqa: E731
     with pytest.raises(ValueError, match="one modality alone reads no other"):
-        xa.functional.bind(alone, oracle.random_params(alone)).hidden(
-            *map(jnp.asarray, (TOKENS, BOXES, PICTURES)), return_weights=True
-        )
+        hidden = xa.functional.bind(alone, oracle.random_params(alone)).hidden
+        jax.eval_shape(functools.partial(hidden, return_weights=True), TOKENS, BOXES, PICTURES)

@@ -17,6 +17,7 @@ from crossattn.models import (
 )
 from crossattn.nn import Encoded
 from tests import numpy_model as oracle
+from tests.compiled import compiled
 from tests.weights import checkpoints
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 12, 3))
@@ -29,24 +30,30 @@ def built(memory_dim):
     return config, build, oracle.random_params(build)
 
 
+def run(build, params):
+    return compiled(lambda *given: xa.apply(build, *given), params, IMAGES, TOKENS)
+
+
 @pytest.mark.parametrize("memory_dim", [32, 20])
 def test_it_is_a_vit_that_a_decoder_reads(memory_dim):
     config, build, params = built(memory_dim)
     reader = lambda rngs: ViT(config.encoder, rngs=rngs)  # noqa: E731
     writer = lambda rngs: Decoder(config.decoder, rngs=rngs)  # noqa: E731
-    vectors = bind(reader, params["encoder"]).encode(IMAGES).vectors
-    if memory_dim != 32:
-        vectors = vectors @ params["bridge"]["kernel"] + params["bridge"]["bias"]
-    expected = xa.apply(writer, params["decoder"], TOKENS, memory=Encoded(vectors))
-    np.testing.assert_allclose(
-        xa.apply(build, params, IMAGES, TOKENS), expected, rtol=1e-4, atol=1e-4
-    )
+
+    def by_hand(params, images):
+        vectors = bind(reader, params["encoder"]).encode(images).vectors
+        if memory_dim != 32:
+            vectors = vectors @ params["bridge"]["kernel"] + params["bridge"]["bias"]
+        return xa.apply(writer, params["decoder"], TOKENS, memory=Encoded(vectors))
+
+    expected = compiled(by_hand, params, IMAGES)
+    np.testing.assert_allclose(run(build, params), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_decoder_that_says_nothing_of_what_it_reads_reads_the_vectors_as_they_are():
     (_, unsaid, params), (_, said, _) = built(None), built(32)
     assert "bridge" not in params
-    found, expected = (xa.apply(build, params, IMAGES, TOKENS) for build in (unsaid, said))
+    found, expected = (run(build, params) for build in (unsaid, said))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -61,7 +68,7 @@ def test_it_returns_what_each_word_reads():
 def test_a_picture_without_a_batch_is_refused():
     _, build, params = built(32)
     with pytest.raises(ValueError, match="source has"):
-        xa.decode.generate(bind(build, params), IMAGES[0], max_new_tokens=2)
+        compiled(xa.decode.generate, bind(build, params), IMAGES[0], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("kind", ["vit", "deit"])
@@ -86,11 +93,16 @@ def test_a_distilled_vit_has_the_mean_of_both_logits():
     config = vit.tiny(distillation_token=True, distillation_output=True)
     build = lambda rngs: ViT(config, rngs=rngs)  # noqa: E731
     model = bind(build, oracle.random_params(build))
-    vectors = model.encode(IMAGES).vectors
-    own = model.output.logits(vectors[:, 0])
-    taught = model.distillation_output.logits(vectors[:, 1])
-    np.testing.assert_allclose(model(IMAGES), (own + taught) / 2, rtol=1e-5, atol=1e-5)
-    assert model.patch_weights(IMAGES)["patches"].shape == (2, 3, 3)
+
+    def both(model, images):
+        vectors = model.encode(images).vectors
+        own = model.output.logits(vectors[:, 0])
+        taught = model.distillation_output.logits(vectors[:, 1])
+        return model(images), (own + taught) / 2, model.patch_weights(images)["patches"]
+
+    found, expected, weights = compiled(both, model, IMAGES)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert weights.shape == (2, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """MultiHeadAttention against numpy, and what its memories promise."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import crossattn as xa
 from crossattn.nn import MultiHeadAttention
 from crossattn.nn.layers import norm
 from tests import numpy_model as oracle
+from tests.compiled import compiled
 
 B, T, S, D, M = 2, 5, 7, 12, 10
 
@@ -111,8 +114,12 @@ def test_the_mask_and_the_validity_of_the_memory_both_hold():
     valid = np.ones((B, T), bool)
     valid[:, 2] = False
     attention = xa.functional.bind(build, params)
-    memory = attention.memory(x, valid=jnp.asarray(valid))
-    _, weights = attention(x, memory, xa.masks.causal(), return_weights=True)
+
+    def weights_of(attention, x, valid):
+        memory = attention.memory(x, valid=valid)
+        return attention(x, memory, xa.masks.causal(), return_weights=True)[1]
+
+    weights = compiled(weights_of, attention, x, valid)
     readable = np.tri(T, dtype=bool) & valid[:, None, :]
     assert np.array_equal(np.asarray(weights) > 0, np.broadcast_to(readable[:, None], (B, 3, T, T)))
 
@@ -153,12 +160,15 @@ def test_positions_that_a_cache_was_given_are_those_of_its_queries(kind):
     build, params = layer(num_heads=2, rope_base=1e4)
     x, places = normal(B, T, D), np.array([[0, 3, 4, 9, 11], [7, 8, 10, 30, 31]])
     attention = xa.functional.bind(build, params)
-    cache = caches(attention)[kind]
-    for cut in (slice(0, 2), slice(2, T)):
-        cache = attention.extend(
-            cache, jnp.asarray(x[:, cut]), positions=jnp.asarray(places[:, cut])
-        )
-    found = jax.jit(lambda x, cache: attention(x, cache))(x, cache)
+
+    @jax.jit
+    def read(x, places):
+        cache = caches(attention)[kind]
+        for cut in (slice(0, 2), slice(2, T)):
+            cache = attention.extend(cache, x[:, cut], positions=places[:, cut])
+        return attention(x, cache)
+
+    found = read(x, places)
     for row in range(B):
         rope = places[row], places[row]
         close(found[row], oracle.attention(params, x[row], rope=rope)[0])
@@ -272,12 +282,12 @@ def test_a_mask_of_three_axes_is_refused():
         with pytest.raises(ValueError, match=r"\[B T S\] or \[N T S\]; write mask\[:, None\]"):
             xa.apply(build, params, x, mask=given)
     by_example, expected = mask[:, None], oracle.attention(params, x, allowed=mask)
-    close(xa.apply(build, params, x, mask=by_example), expected[0])
+    read = jax.jit(lambda x, mask: xa.apply(build, params, x, mask=mask))
+    close(read(x, by_example), expected[0])
     # One example has no batch axis, so that three are all.
-    by_head = xa.apply(build, params, x[:1], mask=mask[None])
-    close(xa.apply(build, params, x[0], mask=mask), by_head[0])
+    close(read(x[0], mask), read(x[:1], mask[None])[0])
     shared = oracle.attention(params, x, allowed=mask[0])
-    close(xa.apply(build, params, x, mask=mask[0]), shared[0])
+    close(read(x, mask[0]), shared[0])
 
 
 @pytest.mark.parametrize("options", [{}, {"rope_base": 1e4}, {"qk_norm": True}])
@@ -286,6 +296,7 @@ def test_latents_without_batch_axes_read_each_memory(options):
     latents, source = jnp.asarray(normal(B, D)), jnp.asarray(normal(B, S, D, seed=1))  # T = B
     valid = jnp.arange(S) < jnp.array([[S], [4]])
 
+    @functools.partial(jax.jit, static_argnames="mask")
     def call(latents, mask=None, positions=None):
         attention = xa.functional.bind(build, params)
         memory = attention.memory(source, valid=valid)

@@ -17,6 +17,7 @@ from crossattn.nn import (
 )
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 B, D, M, K, R, CHUNK = 2, 8, 6, 2, 4, 3
 SHAPE = BlockConfig.of(dim=D, num_heads=2, mlp_dim=12)
@@ -112,12 +113,18 @@ def test_any_attention_reads_chunks():
     build = lambda rngs: ChunkedAttention(AdditiveAttention(D, memory_dim=M, rngs=rngs), CHUNK)  # noqa: E731
     x, neighbours, valid = drawn(7)
     attention = xa.functional.bind(build, oracle.random_params(build))
-    memory = attention.memory(jnp.asarray(neighbours), valid=jnp.asarray(valid))
-    whole = attention(jnp.asarray(x), memory, return_weights=True)
-    close(attention(jnp.asarray(x), memory, positions=jnp.arange(7), return_weights=True), whole)
-    flat = neighbours.reshape(B, 2, K * R, M)[:, 1], valid.reshape(B, 2, -1)[:, 1]
-    one = attention.attention.memory(*map(jnp.asarray, flat[:1]), valid=jnp.asarray(flat[1]))
-    close(whole[0][:, 5:], attention.attention(jnp.asarray(x[:, 5:]), one))
+
+    def read(attention, x, neighbours, valid):
+        memory = attention.memory(neighbours, valid=valid)
+        whole = attention(x, memory, return_weights=True)
+        placed = attention(x, memory, positions=jnp.arange(7), return_weights=True)
+        flat = neighbours.reshape(B, 2, K * R, M)[:, 1], valid.reshape(B, 2, -1)[:, 1]
+        one = attention.attention.memory(flat[0], valid=flat[1])
+        return whole, placed, attention.attention(x[:, 5:], one)
+
+    whole, placed, last = compiled(read, attention, x, neighbours, valid)
+    close(placed, whole)
+    close(whole[0][:, 5:], last)
 
 
 def test_a_block_and_a_scanned_stack_read_neighbours_by_name():
@@ -144,8 +151,8 @@ def test_a_block_and_a_scanned_stack_read_neighbours_by_name():
     stack = lambda scan: lambda rngs: xa.nn.Stack(block, 2, scan=scan, rngs=rngs)  # noqa: E731
     looped = oracle.random_params(stack(False))
     scanned = {"layers": xa.nn.stack_layers(looped["layers"])}
-    run = lambda scan, p: xa.apply(stack(scan), p, jnp.asarray(x), memories=memories)[0]  # noqa: E731
-    close(run(True, scanned), run(False, looped), ulps=1000)
+    run = lambda scan: lambda p: xa.apply(stack(scan), p, jnp.asarray(x), memories=memories)[0]  # noqa: E731
+    close(compiled(run(True), scanned), compiled(run(False), looped), ulps=1000)
     made = xa.functional.bind(block, params)
     state = BlockState(made.read(memories).memories, made.attention.cache((B,), 9))
     with pytest.raises(

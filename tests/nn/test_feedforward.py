@@ -19,6 +19,7 @@ from crossattn.nn import (
 )
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 X = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
 TOKENS = np.array([[3, 1, 4], [1, 5, 9]])
@@ -33,8 +34,9 @@ def test_feedforward_equals_numpy_and_drops_features_by_a_key(activation, use_bi
     assert ("gate" in params) == (activation in oracle.GATES)
     assert all(("bias" in p) == use_bias for p in params.values())
     expected = oracle.feedforward(params, X, activation)
-    np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
-    dropped = xa.apply(build, params, jnp.asarray(X), jax.random.key(0))
+    run = jax.jit(lambda params, *given: xa.apply(build, params, *given))
+    np.testing.assert_allclose(run(params, X), expected, atol=1e-5)
+    dropped = run(params, X, jax.random.key(0))
     assert not np.allclose(dropped, expected)
 
 
@@ -95,7 +97,7 @@ def test_token_input_adds_positions_only_where_the_scheme_does(scheme):
 
     params = oracle.random_params(build)
     assert ("learned" in params) == (scheme == "learned")
-    actual = xa.apply(build, params, jnp.asarray(TOKENS))
+    actual = compiled(lambda params, x: xa.apply(build, params, x), params, TOKENS)
     np.testing.assert_allclose(actual, oracle.embed(params, TOKENS, scheme), atol=1e-5)
 
 

@@ -9,6 +9,7 @@ import crossattn as xa
 from crossattn.nn import PatchEmbedding
 from crossattn.nn.patches import resized
 from tests import numpy_model as oracle
+from tests.compiled import compiled
 
 IMAGE = np.random.default_rng(0).normal(size=(2, 9, 12, 3)).astype(np.float32)
 
@@ -29,9 +30,8 @@ def test_a_patch_is_projected_where_it_stands(class_token):
             rows.append(np.einsum("bhwc,chwd->bd", patch, p["projection"]["kernel"]))
             rows[-1] += p["projection"]["bias"]
     expected = np.stack(rows, 1) + p["positions"]["table"]
-    np.testing.assert_allclose(
-        xa.apply(build, params, jnp.asarray(IMAGE)), expected, rtol=1e-4, atol=1e-5
-    )
+    found = compiled(lambda *given: xa.apply(build, *given), params, IMAGE)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_are_interpolated_for_other_sizes():
@@ -42,7 +42,8 @@ def test_positions_are_interpolated_for_other_sizes():
     grid = table[1:].reshape(1, 2, 3, 5).permute(0, 3, 1, 2)
     grid = torch.nn.functional.interpolate(grid, size=(2, 6), mode="bicubic", align_corners=False)
     expected = np.concatenate([params["class_token"] + table[:1].numpy(), grid[0].flatten(1).T])
-    found = xa.apply(build, params, jnp.zeros((1, 9, 24, 3)))[0]
+    zeros = jnp.zeros((1, 9, 24, 3))
+    found = compiled(lambda *given: xa.apply(build, *given)[0], params, zeros)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -55,7 +56,7 @@ def test_patches_need_not_be_square_and_a_second_token_may_stand_before_them():
         "bythwc,chwd->bytd", cut.transpose(0, 1, 3, 2, 4, 5), p["projection"]["kernel"]
     )
     expected = expected.reshape(2, 6, 5) + p["projection"]["bias"] + p["positions"]["table"][2:]
-    found = xa.apply(build, params, jnp.asarray(IMAGE))
+    found = compiled(lambda *given: xa.apply(build, *given), params, IMAGE)
     np.testing.assert_allclose(found[:, 2:], expected, rtol=1e-4, atol=1e-5)
     for i, token in enumerate(("class_token", "distillation_token")):
         first = p[token][0] + p["positions"]["table"][i]

@@ -9,6 +9,7 @@ import crossattn as xa
 from crossattn.models import Decoder, decoder
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.compiled import compiled
 
 B, J, T = 2, 3, 4
 TOKENS = np.random.default_rng(0).integers(3, 64, (B, J, T))
@@ -29,7 +30,7 @@ def model(positions, scan):
 def full(made, tokens):
     """Logits of the last two tokens of whole sequences [B J n]."""
     flat = jnp.asarray(tokens.reshape(-1, tokens.shape[-1]))
-    return np.asarray(made(flat)).reshape(*tokens.shape, -1)[:, :, -2:]
+    return np.asarray(compiled(made, flat)).reshape(*tokens.shape, -1)[:, :, -2:]
 
 
 @pytest.mark.parametrize(("positions", "scan"), SCHEMES)

@@ -1,5 +1,6 @@
 """int8 weights: what is rounded and by how much, and that models run on them unchanged."""
 
+import functools
 import gc
 import sys
 
@@ -32,6 +33,11 @@ SUMMED = {
 }
 
 
+def initial(model):
+    """Fresh parameters, of one program."""
+    return jax.jit(functools.partial(xa.init, model))(jax.random.key(0))
+
+
 def summed(path):
     """Returns the summed axes of a matrix; None for another parameter."""
     return next((axes for end, axes in SUMMED.items() if path.endswith(end)), None)
@@ -51,7 +57,7 @@ def multiplied(held):
 def pair(request):
     """Returns (model, float32 parameters, int8 ones)."""
     model = xa.weights.describe(checkpoints.ALL[request.param])
-    params = xa.init(model, jax.random.key(0))
+    params = initial(model)
     return model, params, quantize(model, params)
 
 
@@ -97,7 +103,7 @@ def test_logits_are_those_of_the_rounded_weights_and_near_the_whole_ones(pair):
 @pytest.mark.parametrize("kind", ["t5", "whisper", "gpt2"])
 def test_a_search_under_jit_reads_int8_weights(kind):
     model = xa.weights.describe(checkpoints.ALL[kind])
-    small = quantize(model, xa.init(model, jax.random.key(0)))
+    small = quantize(model, initial(model))
     dense = xa.functional.params_of(xa.functional.bind(model, small))
 
     @jax.jit
@@ -169,7 +175,7 @@ def test_at_most_one_matrix_is_float_at_a_time(tmp_path):
 
 def test_half_precision_is_rounded_with_scales_of_full_precision():
     model = xa.weights.describe(checkpoints.T5)
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), xa.init(model, jax.random.key(0)))
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), initial(model))
     whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)
     jax.tree.map(np.testing.assert_array_equal, *(
         {n: x for n, x in xa.functional.flatten(quantize(model, p)).items() if summed(n)}
@@ -179,7 +185,7 @@ def test_half_precision_is_rounded_with_scales_of_full_precision():
 
 def test_saving_them_is_refused(tmp_path):
     model = xa.weights.describe(checkpoints.T5)
-    small = quantize(model, xa.init(model, jax.random.key(0)))
+    small = quantize(model, initial(model))
     with pytest.raises(CheckpointError, match="params are quantised, and checkpoints are not"):
         xa.save(tmp_path / "t5", model, small)
     assert not (tmp_path / "t5").exists()
@@ -187,7 +193,7 @@ def test_saving_them_is_refused(tmp_path):
 
 def test_other_models_parameters_and_a_missing_package_are_told(monkeypatch):
     model = xa.weights.describe(checkpoints.T5)
-    params = xa.init(model, jax.random.key(0))
+    params = initial(model)
     with pytest.raises(ValueError, match="they belong to another"):
         quantize(xa.weights.describe(checkpoints.GPT2), params)
     monkeypatch.setitem(sys.modules, "qwix", None)

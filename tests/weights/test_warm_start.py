@@ -1,5 +1,6 @@
 """An encoder-decoder of two BERTs is the one that transformers makes of them."""
 
+import functools
 import json
 import warnings
 from typing import Any
@@ -15,6 +16,7 @@ from crossattn.functional import flatten
 from crossattn.weights import CheckpointError, warm_start
 from experiments import tiny_checkpoints
 from tests.closeness import close
+from tests.compiled import compiled
 from tests.peers import peer
 from tests.weights import checkpoints
 
@@ -84,9 +86,8 @@ def test_the_decoder_of_a_bare_encoder_has_a_new_head_and_no_pooler(bare):
 
 def logits_of(model, params, source, target_in, segments=None):
     """Returns the logits of a pair, of numpy arrays."""
-    segments = None if segments is None else jnp.asarray(segments)
-    call = jnp.asarray(source), jnp.asarray(target_in)
-    return np.asarray(xa.apply(model, params, *call, source_segment_ids=segments))
+    call = functools.partial(xa.apply, model)
+    return np.asarray(compiled(call, params, source, target_in, source_segment_ids=segments))
 
 
 def theirs_of(folder):
@@ -154,8 +155,8 @@ def test_cached_decoding_is_the_whole_and_beams_are_no_worse_than_greedy(pair):
 
     def found(beams):
         source = jnp.asarray(TOKENS), jnp.asarray(SEGMENTS)
-        texts = xa.decode.generate(bound, *source, num_beams=beams, **options).tokens[:, 0]
-        return np.asarray(texts)
+        texts = compiled(xa.decode.generate, bound, *source, num_beams=beams, **options)
+        return np.asarray(texts.tokens[:, 0])
 
     def log_p(tokens):
         target = np.concatenate([np.full((2, 1), options["bos_id"]), tokens[:, :-1]], 1)

@@ -126,8 +126,13 @@ def _scene(index: int, split: str) -> Example:
 
 
 def _pair(rng: np.random.Generator, split: str) -> tuple[str, str]:
-    pairs = [(s, c) for s in scenes.SHAPES for c in scenes.COLOURS if held_out(s, c) == split]
+    pairs = _pairs(split)
     return pairs[rng.integers(len(pairs))]
+
+
+@functools.cache
+def _pairs(split: str) -> list[tuple[str, str]]:
+    return [(s, c) for s in scenes.SHAPES for c in scenes.COLOURS if held_out(s, c) == split]
 
 
 def _place(rng: np.random.Generator, radius: int, side: int) -> int:
