@@ -76,7 +76,10 @@ class ClozeTask(TextTask):
         """Raises SettingsError also where a question cannot be answered from what the model reads."""
         super().refuse_unready()
         for split in SPLITS:
-            self._refuse_unfit(self.examples(split))
+            # The same questions come again with other names, each of one token as the first.
+            repeats = self.config.data.get("options", {}).get("repeats", 1)
+            count = len(self.examples(split)) // (repeats if split == "train" else 1)
+            self._refuse_unfit(self.examples(split, count))
 
     def _refuse_unfit(self, examples: Sequence[Mapping[str, Any]]) -> None:
         read, data, tokenizer = list(examples), self.config.data, self.corpus.tokenizer
