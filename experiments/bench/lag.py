@@ -10,6 +10,7 @@ seconds of the source, without the time of computing; "of all" is its share of t
 of 95 % are a bootstrap over examples; p is sacreBLEU's, that a BLEU is that of the text written all at once.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,8 +269,10 @@ def draw(points: Sequence[Point], unit: str, path: str) -> None:
     figure = Picture()
     figure.set_size_inches(6, 4)
     axes, last = figure.subplots(), points[-1]
-    for kind in ("AlignAtt", "wait"):
-        own = sorted((p for p in points if p.policy.startswith(kind)), key=lambda p: p.lag.value)
+    for kind, letter, place in (("AlignAtt", "f", (-30, 6)), ("wait-k", "k", (4, -11))):
+        own = sorted(
+            (p for p in points if p.policy.startswith(kind[:5])), key=lambda p: p.lag.value
+        )
         beyond = [
             [max(p.quality.value - p.quality.low, 0) for p in own],
             [max(p.quality.high - p.quality.value, 0) for p in own],
@@ -277,9 +280,12 @@ def draw(points: Sequence[Point], unit: str, path: str) -> None:
         lags, values = [p.lag.value for p in own], [p.quality.value for p in own]
         axes.errorbar(lags, values, beyond, marker="o", markersize=4, capsize=3, label=kind)
         for p in own:
-            number = p.policy.rpartition(" " if kind == "AlignAtt" else "-")[2]
+            number = re.search(r"\d+", p.policy)
             axes.annotate(
-                number, (p.lag.value, p.quality.value), (4, -11), textcoords="offset points"
+                f"{letter} = {number and number[0]}",
+                (p.lag.value, p.quality.value),
+                place,
+                textcoords="offset points",
             )
     axes.axhline(last.quality.value, color="grey", linestyle="--", linewidth=1, label=last.policy)
     axes.set(xlabel=f"LAAL, {unit}", ylabel=last.metric, ylim=(0, None), xlim=(0, None))

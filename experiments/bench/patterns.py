@@ -5,7 +5,8 @@
 
 A row is a head of a run, on sentence pairs of its validation split read with their translations, or gold: the
 links of Greek-English and of ``phrases``, and consonants of English words with the phoneme that they
-usually have (cmudict), where each stands once in its word. A column is a pattern of
+usually have (cmudict), where each stands once in its word; or the links that an HMM counts on the help in
+several languages (``loss.alignment=hmm``), but for Japanese, which parts no words. A column is a pattern of
 ``crossattn.analysis.patterns``: its mean over sentences, and the share of sentences in which it is one half
 or more. Tokens without characters (the end) are left out.
 """
@@ -20,9 +21,11 @@ from crossattn.data.sources import items_of, open_source
 from crossattn.train.storage import folder
 from experiments.options import Options
 from experiments.runs import parameters, task_of
+from experiments.tasks.lexical import linked
 
 _SENTENCES = 200
 _GOLD = ("greek_english/el-en", *(f"phrases/en-{name}" for name in ("fr", "es", "de", "hi", "ja")))
+_COUNTED, _PAIRS = ("fr", "es", "de", "hi"), 8000  # languages; pairs that are counted on
 _CONSONANTS = {letter: letter.upper() for letter in "bdfklmnprstvz"}
 
 
@@ -39,6 +42,8 @@ def main() -> None:
         rows |= of_run(run)
     for name in _GOLD:
         rows[f"gold {name}"] = _patterns(of_source(name))
+    for name in _COUNTED:
+        rows[f"HMM help/en-{name}"] = _patterns(of_counted(f"libreoffice_help/en-{name}"))
     rows["gold letters, phonemes"] = _patterns(of_letters())
     print(f"{'':<28}" + "".join(f"{name:>20}" for name in PATTERNS))
     table = {name: summary(own) for name, own in rows.items()}
@@ -79,6 +84,16 @@ def of_source(name: str) -> Iterator[np.ndarray]:
     """Yields the gold alignments of the first validation pairs."""
     source = open_source(name, "validation")
     for e in items_of(source, range(min(len(source), _SENTENCES))):
+        yield of_links(e["links"].tolist(), len(e["target_spans"]), len(e["source_spans"]))
+
+
+def of_counted(name: str) -> Iterator[np.ndarray]:
+    """Yields the alignments of the first validation pairs that an HMM counts on them and training pairs."""
+    examples = []
+    for split, count in (("validation", _SENTENCES), ("train", _PAIRS)):
+        source = open_source(name, split)
+        examples += items_of(source, range(min(len(source), count)))
+    for e in linked(examples)[:_SENTENCES]:
         yield of_links(e["links"].tolist(), len(e["target_spans"]), len(e["source_spans"]))
 
 

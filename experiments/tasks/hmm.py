@@ -174,7 +174,7 @@ def linked(examples: Sequence[Example], threshold: float, reach: int) -> list[di
     ]
 
 
-def words_of(example: Example) -> Pair:
+def words_of(example: Example) -> tuple[list[str], list[str]]:
     """Returns the words of both sides of an example."""
     return _texts(example, word_spans_of(example))
 
@@ -190,7 +190,7 @@ def word_spans_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
     return source, target
 
 
-def _texts(example: Example, spans: Sequence[np.ndarray]) -> Pair:
+def _texts(example: Example, spans: Sequence[np.ndarray]) -> tuple[list[str], list[str]]:
     source, target = (
         [example[side][start:end] for start, end in own.tolist()]
         for side, own in zip(("source", "target"), spans, strict=True)
