@@ -86,7 +86,7 @@ class Corpus:
         """Returns the training split as tokens, in memory or on disk."""
         corpus = self._prepared
         if self._linked_by is not None:
-            return self._linked(self._with_own_links())
+            return self._linked(self._counted)
         if not is_prepared(corpus):
             if len(self.split("train")) <= _IN_MEMORY:
                 return self._linked(self.pairs("train"))
@@ -102,7 +102,9 @@ class Corpus:
         values = pair_examples(examples, self._side, "links" in corpus.features)
         return prepare_examples(values, corpus.features, corpus.truncation)
 
-    def _with_own_links(self) -> Prepared:
+    @cached_property
+    def _counted(self) -> Prepared:
+        """The training split with links of its own, which are counted once for all seeds."""
         train = self.split("train")
         if len(train) > _IN_MEMORY:
             raise DataError(

@@ -18,7 +18,7 @@ from crossattn.models import transformer
 from crossattn.train.alignment import Recipe
 from experiments import train
 from experiments.runs import parameters
-from experiments.tasks import corpus, make_task
+from experiments.tasks import corpus, hmm, make_task
 from experiments.tasks.alignment import aer_interval, aligned_pairs, score, stated_recipe
 from experiments.tasks.alignment_loss import TransformerWithLexicon, alignment_loss, coverage_loss
 from tests import numpy_model as oracle
@@ -59,7 +59,9 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     assert interval.value == pytest.approx(score(pairs, taught)["aer"])
 
 
-def test_links_that_are_counted_need_none_in_the_data(tmp_path):
+def test_links_that_are_counted_need_none_in_the_data(tmp_path, monkeypatch):
+    calls, align = [], hmm.align
+    monkeypatch.setattr(hmm, "align", lambda pairs: calls.append(1) or align(pairs))
     colours, things = ("noir", "vert", "bleu"), ("chat", "chien", "nid", "toit", "pain", "sel")
     pairs = list(itertools.product(things, colours))
     (tmp_path / "a.fr").write_text("".join(f"{thing} {colour}\n" for thing, colour in pairs))
@@ -69,7 +71,8 @@ def test_links_that_are_counted_need_none_in_the_data(tmp_path):
     config.data.update(name=f"files:{tmp_path / 'a.fr'},{tmp_path / 'a.en'}", options={})
     task = make_task(config)
     task.refuse_unready()
-    batch = next(task.train_iterator(0, 1))
+    batch, _ = map(next, task.train_iterators([0, 1], 0, 1))
+    assert len(calls) == 1  # for all seeds
     assert (batch["target_linked"].sum() > 0) and (batch["target_links"] >= 0).any()
     assert stated_recipe(config) == Recipe(layer=-1, head=0, row_offset=2)
     with pytest.raises(DataError, match="counts links at each start, which are not prepared"):
