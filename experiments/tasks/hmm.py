@@ -51,7 +51,7 @@ def posteriors(
     # The empty word keeps the position, so that a state is a position and whether it wrote the word.
     wrote, kept, after = (np.ones_like(own) for _ in range(3))
     scales = np.ones((len(own), T, 1))
-    at = np.full((len(own), S), 1.0 / S)
+    at = np.full((len(own), S), 1.0 / max(S, 1))
     for t in range(T):
         wrote[:, t] = (at @ moves if t else at * (1.0 - EMPTY)) * own[:, t]
         kept[:, t] = at * empty[:, t]

@@ -56,6 +56,12 @@ def test_words_that_nothing_writes_have_no_posterior_and_no_nan():
     assert np.isfinite(found).all()
 
 
+def test_a_text_without_words_has_no_links():
+    pairs = [([], ["a"]), (["b"], []), (["b"], ["a"])]
+    found = [hmm.links(*each, 0.3) for each in zip(hmm.align(pairs), pairs, strict=True)]
+    assert found == [set(), set(), {(0, 0)}]
+
+
 def test_pairs_read_together_have_the_links_of_pairs_read_one_by_one(monkeypatch):
     words = "a b c d e f g".split()
     drawn = [RANDOM.choice(words, n).tolist() for n in (3, 5, 3, 4, 5, 3)]
