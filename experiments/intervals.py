@@ -31,6 +31,13 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
+def bars(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]:
+    """Returns the values, and how far the bounds are below and above them, as matplotlib draws them."""
+    below = [max(x.value - x.low, 0.0) for x in intervals]
+    above = [max(x.high - x.value, 0.0) for x in intervals]
+    return [x.value for x in intervals], [below, above]
+
+
 def ratio(values: Any, weights: Any, groups: Sequence[Any] | None = None) -> Interval:
     """Returns the interval of sum(values) / sum(weights).
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments import launch
-from experiments.intervals import Interval, of_texts
+from experiments.intervals import Interval, bars, of_texts
 
 Row = tuple[str, str, Interval, str]
 """Run, metric, interval, and what is said of it."""
@@ -168,14 +168,9 @@ def draw(bins: Sequence[Bin]) -> Any:
     figure.set_size_inches(8, 4.5)
     axes, runs = figure.subplots(), list(bins[0].scores)
     for number, name in enumerate(runs):
-        scores = [own.scores[name] for own in bins]
-        values = [x.value for x in scores]
+        values, beyond = bars([own.scores[name] for own in bins])
         # Lines of several runs stand a little apart, or their bars would hide each other.
         places = [place + 0.06 * (number - (len(runs) - 1) / 2) for place in range(len(bins))]
-        beyond = [
-            [max(x.value - x.low, 0) for x in scores],
-            [max(x.high - x.value, 0) for x in scores],
-        ]
         axes.errorbar(places, values, beyond, marker="o", markersize=4, capsize=3, label=name)
     axes.set_xticks(range(len(bins)), [own.words for own in bins])
     axes.set(xlabel="words of the source", ylabel="BLEU", ylim=(0, None))

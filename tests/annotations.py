@@ -3,7 +3,8 @@
 jaxtyping's own decorator makes its checks, which takes milliseconds, anew of a function within a function
 whenever the outer one is called, and binds the arguments of each call by their signature: of a model that is
 traced, all this takes longer than the trace. Here a check depends on the signature alone, so functions that
-agree in theirs share it, and what says nothing of its arguments and results is left as it is.
+agree in theirs share it, and what says nothing of its arguments and results is left as it is. A check is made
+at the first call, when every name that an annotation has is there.
 """
 
 import contextlib
@@ -27,15 +28,18 @@ def jaxtyped(*, typechecker):
 
 def checked(function):
     """Applies beartype to a function's arguments, then to its result, whose axes are those of one call."""
-    arguments, result, context = _checks(function)
-    if arguments is result is None:
+    if not function.__annotations__:
         return function
+    checks = None
 
     @functools.wraps(function)
     def held(*args, **kwargs):
+        nonlocal checks
         __tracebackhide__ = True
         if jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
+        checks = checks or _checks(function)
+        arguments, result, context = checks
         with context("context"):
             if arguments is not None:
                 _hold("parameters", function, arguments, *args, **kwargs)
@@ -96,11 +100,11 @@ def _has_axes(hint):
 
 
 def _meant(hint, names):
-    """Returns an annotation with what its strings name; Any where they name nothing yet."""
+    """Returns an annotation with what its strings name; Any of a package that type checkers alone import."""
     holder = type("holder", (), {"__annotations__": {"x": hint}})
     try:
         return typing.get_type_hints(holder, names, include_extras=True)["x"]
-    except Exception:
+    except NameError:
         return typing.Any
 
 

@@ -50,7 +50,7 @@ def test_checks_are_made_once(monkeypatch):
     count = []
     monkeypatch.setattr(annotations, "beartype", lambda f: count.append(f) or f)
     for _ in range(3):
-        made(Float[np.ndarray, "once only"])
+        made(Float[np.ndarray, "once only"])(np.ones((2, 2)))
     assert len(count) == 2  # One of the parameters, one of what is returned.
 
 
@@ -58,5 +58,8 @@ def test_functions_of_the_library_are_checked_and_those_that_say_nothing_are_lef
     q, k, v = (np.ones(shape, np.float32) for shape in ((1, 2, 1, 4), (1, 3, 1, 4), (1, 4, 1, 4)))
     with pytest.raises(jaxtyping.TypeCheckError, match="the parameters of crossattn.ops"):
         xa.attend(q, k, v)
+    lengths = xa.masks.lengths(np.array([1]))
+    with pytest.raises(jaxtyping.TypeCheckError, match="the parameters of crossattn.ops.masks"):
+        lengths & "a name that is defined after its methods"
     plain = lambda x: x  # noqa: E731
     assert checked(plain) is plain

@@ -10,7 +10,6 @@ seconds of the source, without the time of computing; "of all" is its share of t
 of 95 % are a bootstrap over examples; p is sacreBLEU's, that a BLEU is that of the text written all at once.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from crossattn.models.whisper import STRIDE
 from crossattn.train.evaluate import lagging, normalised, word_error_rate
 from crossattn.train.storage import folder
 from experiments import launch
-from experiments.intervals import Interval, ratio
+from experiments.intervals import Interval, bars, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.translation import TranslationTask
@@ -63,8 +62,8 @@ class Point:
 
     def __str__(self) -> str:
         return (
-            f"  {self.policy:<18} {self.metric} {_spread(self.quality, 1)}{self.also}  "
-            f"LAAL {_spread(self.lag, 2)}, {self.share:3.0f} % of all"
+            f"  {self.policy:<18} {self.metric} {self.quality}{self.also}  "
+            f"LAAL {self.lag}, {self.share:3.0f} % of all"
         )
 
 
@@ -257,10 +256,6 @@ def point(
     return Point(name, metric, quality, ratio(lags, np.ones(len(lags))), share, also)
 
 
-def _spread(x: Interval, digits: int) -> str:
-    return f"{x.value:.{digits}f} ({x.low:.{digits}f} to {x.high:.{digits}f})"
-
-
 def draw(points: Sequence[Point], unit: str, path: str) -> None:
     """Draws quality over lag: a line for each kind of policy, and the level of a text written at the end."""
     from crossattn import viz
@@ -269,24 +264,13 @@ def draw(points: Sequence[Point], unit: str, path: str) -> None:
     figure = Picture()
     figure.set_size_inches(6, 4)
     axes, last = figure.subplots(), points[-1]
-    for kind, letter, place in (("AlignAtt", "f", (-30, 6)), ("wait-k", "k", (4, -11))):
-        own = sorted(
-            (p for p in points if p.policy.startswith(kind[:5])), key=lambda p: p.lag.value
-        )
-        beyond = [
-            [max(p.quality.value - p.quality.low, 0) for p in own],
-            [max(p.quality.high - p.quality.value, 0) for p in own],
-        ]
-        lags, values = [p.lag.value for p in own], [p.quality.value for p in own]
+    for kind, place in (("AlignAtt", (-30, 6)), ("wait", (4, -11))):
+        own = [p for p in points if p.policy.startswith(kind)]
+        lags, (values, beyond) = [p.lag.value for p in own], bars([p.quality for p in own])
         axes.errorbar(lags, values, beyond, marker="o", markersize=4, capsize=3, label=kind)
-        for p in own:
-            number = re.search(r"\d+", p.policy)
-            axes.annotate(
-                f"{letter} = {number and number[0]}",
-                (p.lag.value, p.quality.value),
-                place,
-                textcoords="offset points",
-            )
+        for p, lag, value in zip(own, lags, values, strict=True):
+            name = p.policy.removeprefix("AlignAtt, ")
+            axes.annotate(name, (lag, value), place, textcoords="offset points")
     axes.axhline(last.quality.value, color="grey", linestyle="--", linewidth=1, label=last.policy)
     axes.set(xlabel=f"LAAL, {unit}", ylabel=last.metric, ylim=(0, None), xlim=(0, None))
     axes.grid(color=GRID)

@@ -21,7 +21,7 @@ from crossattn.data.sources import items_of, open_source
 from crossattn.train.storage import folder
 from experiments.options import Options
 from experiments.runs import parameters, task_of
-from experiments.tasks.lexical import linked
+from experiments.tasks.hmm import linked
 
 _SENTENCES = 200
 _GOLD = ("greek_english/el-en", *(f"phrases/en-{name}" for name in ("fr", "es", "de", "hi", "ja")))

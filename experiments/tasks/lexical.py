@@ -90,11 +90,6 @@ def word_by_word(train: Sequence[Example], examples: Sequence[Example]) -> list[
     return [model.translation(words_of(example)[0]) for example in examples]
 
 
-def linked(examples: Sequence[Example]) -> Sequence[Example]:
-    """Returns examples with the links of an HMM, read as was best on validation verses of Greek-English."""
-    return hmm.linked(examples, threshold=0.3, reach=2)
-
-
 def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -> dict[str, float]:
     """Returns AER of the diagonal, of model 1 and of an HMM against the gold links of a split, as NAME_aer.
 

@@ -15,7 +15,7 @@ from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.settings import section_of
-from experiments.tasks import lexical, protocols, sections
+from experiments.tasks import hmm, lexical, protocols, sections
 from experiments.tasks.alignment import alignment_results, markup_recipe
 from experiments.tasks.alignment_loss import (
     WITH_LINKS,
@@ -161,7 +161,7 @@ class TranslationTask(TextTask):
         loss = self.config.loss
         if loss.alignment not in WITH_LINKS:
             return {}
-        counted = lexical.linked if loss.alignment == "hmm" else None
+        counted = hmm.linked if loss.alignment == "hmm" else None
         return dict(link_share=loss.alignment_share, linked=counted)
 
     def sizes(self) -> dict[str, Any]:
