@@ -6,6 +6,8 @@ row needs no other layout; XLA reads the matrix at half of what memory gives, an
 Wherever the kernel does not serve, ``dot_general`` is ``jax.lax.dot_general``.
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -36,18 +38,38 @@ def dot_general(
     The kernel takes over where the trailing axes of ``lhs`` meet the leading ones of ``rhs``, or the
     trailing ones, and ``lhs`` has few rows.
     """
-    transposed = _which(lhs, rhs, dimension_numbers, (precision, preferred_element_type))
+    (left, right), (batch, _) = dimension_numbers
+    count = len(left)
+    rows = lhs.shape[: lhs.ndim - count]
+    asked = (precision, preferred_element_type)
+    transposed = _which(lhs, rhs, dimension_numbers, asked)
     if transposed is None:
         kept = {name: value for name, value in options.items() if value is not None}
-        return jax.lax.dot_general(
-            lhs, rhs, dimension_numbers, precision, preferred_element_type, **kept
-        )
-    count = len(dimension_numbers[0][0])
+        if _one_axis_of_rows(lhs, rhs, left, batch):
+            lhs = lhs.reshape(math.prod(rows), *lhs.shape[lhs.ndim - count :])
+            dimension_numbers = (range(1, count + 1), right), ((), ())
+        out = jax.lax.dot_general(lhs, rhs, dimension_numbers, *asked, **kept)
+        return out if lhs.ndim == len(rows) + count else out.reshape(*rows, *out.shape[1:])
     shape = rhs.shape[:-count] if transposed else rhs.shape[count:]
     inner = int(np.prod(lhs.shape[-count:]))
     matrix = rhs.reshape((-1, inner) if transposed else (inner, -1))
     out = _product(lhs.reshape(-1, inner), matrix, transposed)
     return out.reshape(*lhs.shape[:-count], *shape)
+
+
+def _one_axis_of_rows(lhs: Array, rhs: Array, left: Sequence[int], batch: Sequence[int]) -> bool:
+    """Returns whether the leading axes of ``lhs`` become one.
+
+    Of several, XLA's CPU compiler can lay out the cotangent anew for the gradient of ``rhs``, which takes
+    longer than the product. On a mesh they stay apart, as they may be split over different devices.
+    """
+    count = len(left)
+    if batch or tuple(left) != tuple(range(lhs.ndim - count, lhs.ndim)) or lhs.ndim - count < 2:
+        return False
+    meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in (lhs, rhs)))
+    return backends.chosen() in (None, "cpu") and all(
+        mesh.empty or mesh.size == 1 for mesh in meshes
+    )
 
 
 def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool | None:
