@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FREE = {"types", "functional", "axes", "rows"}  # everybody may import them
+FREE = {"types", "functional", "axes", "rows", "files"}  # everybody may import them
 MODELS = {"ops", "nn", "models"}
 BELOW = {
     "types": set(),
     "axes": set(),
     "rows": {"axes"},
+    "files": set(),
     "functional": {"types"},
     "ops": {"ops"} | FREE,
     "nn": {"ops", "nn"} | FREE,
@@ -21,7 +22,7 @@ BELOW = {
     "weights": {"weights", "decode"} | MODELS | FREE,
     "viz": {"viz"} | MODELS | FREE,
     "train": {"train"} | FREE,
-    "data": {"data"},
+    "data": {"data", "files"},
     "testing": {"testing", "ops"} | FREE,  # in nobody else's list: the library does not need it
     "pytest_plugin": {"testing"},
     "__main__": {"", "ops"},

@@ -45,6 +45,7 @@ from crossattn.data.prepared import (
     starts_of,
 )
 from crossattn.data.tokenizers import Tokenizer
+from crossattn.files import whole
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 2  # of the files in a folder
@@ -355,16 +356,10 @@ class _File:
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that gets its name when it is whole and on the disk, and never after an error."""
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial_path.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial_path, path)
-    except BaseException:
-        partial_path.unlink(missing_ok=True)
-        raise
+    with whole(path) as unfinished, unfinished.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _remove_partial(folder: Path) -> None:

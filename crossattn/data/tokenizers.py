@@ -25,6 +25,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as _Backend
 
 from crossattn.data.errors import DataError
+from crossattn.files import whole
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -147,9 +148,8 @@ class Tokenizer:
         """Writes `name`.json in `folder`, whole or not at all, and returns its path."""
         path = Path(folder) / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".partial-{os.getpid()}")
-        partial.write_text(self._backend.to_str(), encoding="utf-8")
-        os.replace(partial, path)
+        with whole(path) as unfinished:
+            unfinished.write_text(self._backend.to_str(), encoding="utf-8")
         return path
 
     @classmethod

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from etils import epath
 
+from crossattn.files import whole
 from crossattn.train.errors import MissingPackage, TrainError
 
 Folder = Path | epath.Path
@@ -93,9 +94,8 @@ def write_whole(path: Folder, text: str) -> None:
     if in_store(path):
         path.write_text(text)
         return
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    with whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def delete(path: Folder) -> None:

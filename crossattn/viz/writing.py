@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossattn.files import whole
+
 if TYPE_CHECKING:
     import matplotlib.figure
 
@@ -31,10 +33,6 @@ def save(fig: "matplotlib.figure.Figure", path: str | os.PathLike[str]) -> Path:
 def write_whole(path: Path, content: bytes) -> Path:
     """Writes a file, making the folder if needed; a crash or a full disk keeps the file before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path) as unfinished:
+        unfinished.write_bytes(content)
     return path

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from configs import libreoffice
 from crossattn.data import fetch
 from crossattn.data.sources import open_source
+from crossattn.files import whole
 from experiments.bench import contest
 from experiments.options import Options
 from experiments.tasks import make_task
@@ -56,12 +57,10 @@ def write_pairs(folder: Path, count: int) -> None:
         path, rng = folder / f"{split}.tsv", np.random.default_rng([count, size])
         if path.exists():
             continue
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
+        with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
             for sentences in rng.integers(1, 5, size).tolist():
                 chosen = [known[i] for i in rng.integers(0, len(known), sentences).tolist()]
                 file.write("\t".join(". ".join(side) for side in zip(*chosen, strict=True)) + "\n")
-        partial.rename(path)
 
 
 def data_of(folder: Path) -> dict[str, str]:

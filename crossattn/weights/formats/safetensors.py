@@ -1,8 +1,6 @@
 """Reads and writes a checkpoint's safetensors: one file, or several with an index."""
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from crossattn.files import whole
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -129,18 +129,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], header: bytes = FRESH):
     if changed:
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         header += b" " * (-len(header) % 8)
-    with _whole(path) as partial, open(partial, "wb") as file:
+    with whole(path) as unfinished, unfinished.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name in names:
             file.write(np.asarray(tensors[name], order="C").reshape(-1).view(np.uint8).data)
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Gives a temporary path, whose file replaces ``path`` when it is complete."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    yield partial
-    os.replace(partial, path)
 
 
 def _open(path: Path) -> Any:

@@ -1,0 +1,20 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Gives the path of a file beside ``path``, which takes its place at the end.
+
+    After an error the file is deleted, and ``path`` is as it was; so is it after a crash.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
