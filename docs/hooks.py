@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the pages of the reference, and links to files of the repository.
+"""Hooks of MkDocs: the pages of the reference, links to files of the repository, and players of sounds.
 
 The reference lists the public names of ``crossattn``, so an added or moved name needs no change here. A
 public name without a docstring is a warning, and ``mkdocs build --strict`` fails at warnings.
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 # ``crossattn`` itself exports its public names; the others serve the kernels.
 _INSIDE = {"ops"}
 _WARNINGS = logging.getLogger("mkdocs.hooks.docs")
+_SOUND = re.compile(r'<a href="([^":]+\.(?:flac|ogg|wav))">(.*?)</a>', re.DOTALL)
 _LINK = re.compile(r"(\]\()(\.\./[^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -54,6 +55,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"{link[1]}{config.repo_url}/{kind}/main/{path}{link[3] or ''})"
 
     return _LINK.sub(to_repository, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Puts a player in the place of each link to a sound, under the words of the link."""
+    player = r'<span class="sound">\2<br><audio controls preload="none" src="\1"></audio></span>'
+    return _SOUND.sub(player, html)
 
 
 def reference() -> list[tuple[str, str, str]]:

@@ -215,10 +215,22 @@ def test_the_repository_has_one_address():
             assert found == owner, path
 
 
-def test_every_public_name_has_a_docstring(caplog):
+@pytest.fixture
+def hooks():
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
+    return hooks
+
+
+def test_a_link_to_a_sound_becomes_its_player(hooks):
+    page = '<p><a href="../sounds/a.ogg">the model</a>, <a href="../speech/">a page</a></p>'
+    shown = hooks.on_page_content(page, None, None, None)
+    assert shown.count("<audio controls") == 1 and 'src="../sounds/a.ogg"' in shown
+    assert "the model" in shown and '<a href="../speech/">a page</a>' in shown
+
+
+def test_every_public_name_has_a_docstring(hooks, caplog):
     with caplog.at_level(logging.WARNING):
         hooks.reference()
     assert [record.getMessage() for record in caplog.records] == []
