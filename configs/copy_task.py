@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 400}
+ZOO = {}  # the row of libreoffice
 
 
 def get_config(arg: str = ""):

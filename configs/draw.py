@@ -11,7 +11,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 1500}
+ZOO = {"": 450}
 
 
 def get_config(arg: str = ""):
@@ -37,7 +37,7 @@ def get_config(arg: str = ""):
         optim=parts.adamw(
             name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=50, weight_decay=0.01
         ),
-        train=parts.train(steps=3300, ema_decay=0.998, log_every=50, eval_every=650),
+        train=parts.train(steps=6500, ema_decay=0.998, log_every=50, eval_every=650),
         checkpoint=parts.checkpoint(every=650),
         evaluate=dict(
             examples=100,

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
-ZOO = {"": 400}
+ZOO = {"": 150}
 
 
 def get_config(arg: str = ""):

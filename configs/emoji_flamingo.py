@@ -13,7 +13,7 @@ the start; tiny.
 from configs import parts
 
 _NEW = "gated|resampler"
-ZOO = {"": 600}
+ZOO = {"": 240}
 
 
 def get_config(arg: str = ""):

@@ -5,7 +5,7 @@ Arguments: image or caption, for one of them alone; stamps, the kinds of stamps;
 
 from configs import parts
 
-ZOO = {"both": 1600, "image": 2000}
+ZOO = {"both": 800, "image": 1000}
 
 
 def get_config(arg: str = ""):

@@ -14,7 +14,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 600}
+ZOO = {"": 300}
 
 
 def get_config(arg: str = ""):

@@ -5,7 +5,7 @@ Arguments: apart, for two branches that read nothing of each other; tiny.
 
 from configs import parts
 
-ZOO = {"": 2000}
+ZOO = {"": 2500}
 
 
 def get_config(arg: str = ""):

@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 4000}
+ZOO = {"": 2000}
 
 
 def get_config(arg: str = ""):

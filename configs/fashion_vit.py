@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 2000}
+ZOO = {"": 3000}
 
 
 def get_config(arg: str = ""):

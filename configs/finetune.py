@@ -16,7 +16,7 @@ _TINY = {
     "masked_language_model": "tiny:bert",
     "captioning": "tiny:vision-encoder-decoder",
 }
-ZOO = {"translation": 2000, "language_model": 800, "masked_language_model": 3000, "captioning": 400}
+ZOO = {"masked_language_model": 1500, "captioning": 120}
 
 
 def get_config(arg: str = "translation"):

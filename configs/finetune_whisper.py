@@ -5,7 +5,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 200}
+ZOO = {"": 120}
 
 
 def get_config(arg: str = ""):

@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 1600}
+ZOO = {}  # the row of phrases
 
 
 def get_config(arg: str = ""):

@@ -3,7 +3,7 @@
 from configs import parts
 
 ANSWERS = ("point", "generate")
-ZOO = {"point": 800, "generate": 1600}
+ZOO = {"point": 500, "generate": 800}
 
 
 def get_config(arg: str = ""):

@@ -2,6 +2,7 @@
 
 from configs import parts
 
+ZOO = {"": 300}
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
 
 

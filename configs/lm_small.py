@@ -10,7 +10,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 800, "all_attention": 800}
+ZOO = {"": 320, "all_attention": 320}
 
 
 def get_config(arg: str = ""):

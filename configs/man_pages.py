@@ -3,7 +3,7 @@
 from configs import parts
 
 COPIES = ("copy", "generate")
-ZOO = {"copy": 400, "generate": 400}
+ZOO = {"copy": 120, "generate": 200}
 
 
 def get_config(arg: str = ""):

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
-ZOO = {"": 2000}
+ZOO = {"": 900}
 
 
 def get_config(arg: str = ""):

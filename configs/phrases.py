@@ -6,7 +6,7 @@ Arguments: hi de ja es, tiny.
 from configs import parts
 
 LANGUAGES = ("hi", "de", "ja", "es")
-ZOO = {"de": 1600}
+ZOO = {"de": 700}
 
 
 def get_config(arg: str = "hi"):

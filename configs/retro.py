@@ -12,7 +12,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 PLAIN = dict(dim=224, mlp_dim=928)
-ZOO = {"": 300}
+ZOO = {"": 150}
 
 
 def get_config(arg: str = ""):

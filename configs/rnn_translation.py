@@ -16,7 +16,7 @@ _DIM = {
     "none": 368,
 }  # as many parameters as the Transformer of libreoffice
 _SMALL = {"bahdanau": 180, "luong": 200, "none": 244}  # as many as g2p-en
-ZOO = dict.fromkeys(ATTENTION, 1600)
+ZOO = {"bahdanau": 320, "luong": 400, "none": 800}
 
 
 def get_config(arg: str = ""):

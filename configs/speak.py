@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 500}
+ZOO = {"": 200}
 
 
 def get_config(arg: str = ""):

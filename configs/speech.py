@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
-ZOO = {"": 400}
+ZOO = {"": 150}
 VOICES = "en-us,en-us+m1,en-us+m7,en-us+f1,en-us+f5"
 HELD_OUT = "en-us+m2,en-us+f4"
 

@@ -20,7 +20,7 @@ TRAINED = {
     "random": dict(new=rf"{_TABLE}|{_CROSS}", train=rf"{_TABLE}|{_CROSS}"),
     "scratch": dict(new=".", train=placeholder(str)),
 }
-ZOO = {"parent": 800}
+ZOO = {}  # the row of libreoffice
 
 
 def get_config(arg: str = "parent"):

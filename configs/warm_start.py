@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from configs import parts
 
 NEW = {"both": r"cross|^decoder\.output", "encoder": r"^decoder", "scratch": "."}
-ZOO = {"both": 600}
+ZOO = {"both": 500}
 
 
 def get_config(arg: str = ""):

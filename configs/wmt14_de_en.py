@@ -9,6 +9,8 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
+ZOO = {}  # the row of libreoffice
+
 SHAPES = {
     "base": dict(dim=512, num_heads=8, mlp_dim=2048, dropout_rate=0.1),
     "big": dict(dim=1024, num_heads=16, mlp_dim=4096, dropout_rate=0.3),

@@ -3,14 +3,15 @@
     python -m experiments.zoo
     python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
 
-Each config's ``tiny`` variant is trained on its synthetic data, all seeds as one program. The task of a row
-has its metric (``headline``), its memory and its baselines, of which the table has the best on the split that
-is scored; without any, the baseline is the model before training. ``blind`` is the same model, trained and
-scored with its memory blanked; ``shuffled`` is the model with the memory of another example. A row has learnt
-if all seeds are better than the baseline and than every blind seed. The exit code is 1 if a row could not be
-trained.
+Each config's ``tiny`` variant is trained on its synthetic data by Muon, all seeds as one program. The task
+of a row has its metric (``headline``), its memory and its baselines, of which the table has the best on the
+split that is scored; without any, the baseline is the model before training. ``blind`` is the same model,
+trained and scored with its memory blanked; ``shuffled`` is the model with the memory of another example. A
+row has learnt if all seeds are better than the baseline and than every blind seed. The exit code is 1 if a
+row could not be trained.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
+None are named where another row has the same model and task on the same data.
 """
 
 import importlib
@@ -50,6 +51,7 @@ FLAGS = (_ONLY, _SEEDS, _STEPS, _TABLE)
 STEPS = 800
 """Steps of a run, where the config file says nothing else."""
 
+_OPTIM = dict(name="muon", learning_rate=1e-2)  # in a third of the steps that AdamW needs
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SPLIT = "test"
 _TITLES = (
@@ -136,6 +138,7 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
         for variant, usual in getattr(module, "ZOO", {"": STEPS}).items():
             config = module.get_config(f"{variant},tiny".removeprefix(","))
             config.train.steps = steps or usual
+            config.optim.update(_OPTIM)
             found[f"{path.stem}:{variant}" if variant else path.stem] = config
     return found
 

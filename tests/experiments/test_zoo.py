@@ -15,11 +15,17 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 def test_every_config_is_a_row_or_is_the_same_as_one():
     found = zoo.experiments()
-    assert {name.partition(":")[0] for name in found} == set(CONFIGS)
+    others = {
+        "copy_task",
+        "greek_english",
+        "transfer",
+        "wmt14_de_en",
+    }  # translate as libreoffice does
+    assert {name.partition(":")[0] for name in found} == set(CONFIGS) - others
     for config in found.values():
         check(config)
     joined = zoo._joined(found)
-    assert "t5_11b, t5_1b:span_corruption" in joined and "copy_task" in joined
+    assert "t5_11b, t5_1b:span_corruption" in joined and "libreoffice" in joined
     names = [name for together in joined for name in together.split(", ")]
     assert sorted(names) == sorted(found)
 
@@ -48,7 +54,7 @@ def test_baselines_of_the_headline_are_those_of_all_that_have_its_metric():
 
 
 def test_a_name_that_there_is_not_is_one_line(refused):
-    assert "--only names lm; expected some of copy_task," in refused("zoo", "--only=lm")
+    assert "--only names lm; expected some of draw," in refused("zoo", "--only=lm")
 
 
 @pytest.mark.parametrize(
