@@ -10,7 +10,7 @@ from pathlib import Path
 def whole(path: Path) -> Iterator[Path]:
     """Gives the path of a file beside ``path``, which takes its place at the end.
 
-    After an error the file is deleted, and ``path`` is as it was; so is it after a crash.
+    After an error ``path`` is as it was, and the file beside it is deleted; after a crash that one stays.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

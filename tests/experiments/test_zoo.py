@@ -15,12 +15,8 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 def test_every_config_is_a_row_or_is_the_same_as_one():
     found = zoo.experiments()
-    others = {
-        "copy_task",
-        "greek_english",
-        "transfer",
-        "wmt14_de_en",
-    }  # translate as libreoffice does
+    # These translate as libreoffice does.
+    others = {"copy_task", "greek_english", "transfer", "wmt14_de_en"}
     assert {name.partition(":")[0] for name in found} == set(CONFIGS) - others
     for config in found.values():
         check(config)
