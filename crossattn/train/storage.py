@@ -94,7 +94,7 @@ def write_whole(path: Folder, text: str) -> None:
     if in_store(path):
         path.write_text(text)
         return
-    with whole(path) as unfinished:
+    with whole(Path(path)) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
