@@ -63,8 +63,7 @@ def _one_axis_of_rows(lhs: Array, rhs: Array, left: Sequence[int], batch: Sequen
     Of several, XLA's CPU compiler can lay out the cotangent anew for the gradient of ``rhs``, which takes
     longer than the product. On a mesh they stay apart, as they may be split over different devices.
     """
-    count = len(left)
-    if batch or tuple(left) != tuple(range(lhs.ndim - count, lhs.ndim)) or lhs.ndim - count < 2:
+    if not _trailing(lhs, left, batch) or lhs.ndim - len(left) < 2:
         return False
     meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in (lhs, rhs)))
     return backends.chosen() in (None, "cpu") and all(
@@ -72,11 +71,16 @@ def _one_axis_of_rows(lhs: Array, rhs: Array, left: Sequence[int], batch: Sequen
     )
 
 
+def _trailing(lhs: Array, left: Sequence[int], batch: Sequence[int]) -> bool:
+    """Returns whether the trailing axes of ``lhs`` are multiplied, and those before them are rows."""
+    return not batch and tuple(left) == tuple(range(lhs.ndim - len(left), lhs.ndim))
+
+
 def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool | None:
     """Returns whether the kernel reads ``rhs`` transposed; None where it does not serve."""
     (left, right), (batch, _) = dimension_numbers
-    left, right, count = tuple(left), tuple(right), len(left)
-    if batch or left != tuple(range(lhs.ndim - count, lhs.ndim)):
+    right, count = tuple(right), len(left)
+    if not _trailing(lhs, left, batch):
         return None
     if right not in (tuple(range(count)), tuple(range(rhs.ndim - count, rhs.ndim))):
         return None
