@@ -11,7 +11,8 @@ row has learnt if all seeds are better than the baseline and than every blind se
 row could not be trained.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
-None are named where another row has the same model and task on the same data.
+None are named where another row has the same model and task on the same data. ``ZOO_OPTIM = {}`` keeps the
+optimiser of the config.
 """
 
 import importlib
@@ -138,7 +139,7 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
         for variant, usual in getattr(module, "ZOO", {"": STEPS}).items():
             config = module.get_config(f"{variant},tiny".removeprefix(","))
             config.train.steps = steps or usual
-            config.optim.update(_OPTIM)
+            config.optim.update(getattr(module, "ZOO_OPTIM", _OPTIM))
             found[f"{path.stem}:{variant}" if variant else path.stem] = config
     return found
 
