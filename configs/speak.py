@@ -32,22 +32,30 @@ def get_config(arg: str = ""):
     )
     data = dict(
         name="espeak/en-us",
-        options=dict(longest=50),
+        options=dict(longest=50, times=True),
         data_dir=placeholder(str),
         letters="abcdefghijklmnopqrstuvwxyz ,.?'",
-        batch_size=4,
+        batch_size=16,
         source_len=52,
         max_frames=360,
-        mode="bucket",
+        mode="pad",
     )
     config = parts.experiment(
         "text_to_speech",
         data=data,
         model=model,
-        loss=dict(stop=1.0, stop_last=5.0, guided=0.3, guided_width=0.15, unseen=0.5),
-        optim=parts.adamw(learning_rate=1e-3, schedule="cosine", warmup_steps=200),
-        train=parts.train(steps=4000, ema_decay=0.99, log_every=50, eval_every=1000),
-        checkpoint=parts.checkpoint(every=1000, best_metric="mel", best_mode="min"),
+        loss=dict(
+            stop=1.0,
+            stop_last=5.0,
+            guided=0.5,
+            guided_by="times",
+            guided_width=0.2,
+            times_width=0.7,
+            unseen=0.2,
+        ),
+        optim=parts.adamw(name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=200),
+        train=parts.train(steps=2500, ema_decay=0.99, log_every=50, eval_every=500),
+        checkpoint=parts.checkpoint(every=500, best_metric="mel", best_mode="min"),
         evaluate=dict(examples=1000, batch_size=32),
     )
     return _tiny(config) if "tiny" in words else config
@@ -60,7 +68,7 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config.model.update(prenet_dim=32, postnet_dim=32, dropout_rate=0.0)
     # A letter of tones has four frames.
     config.model.update(group=4, postnet_layers=5)
-    config.loss.update(guided=1.0, guided_width=0.2, unseen=0.0)
+    config.loss.update(guided=1.0, guided_by="diagonal", unseen=0.0)
     config.optim.update(learning_rate=4e-3, warmup_steps=8)
     config.train.update(steps=8, ema_decay=None, log_every=2, eval_every=0)
     config.checkpoint.update(every=4)

@@ -17,9 +17,14 @@ from jaxtyping import Float
 
 from crossattn import decode
 from crossattn.data.features import Letters, Vectors
-from crossattn.data.mel import log_mel
+from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.nn.sublayers import split
-from crossattn.train.alignment_losses import diagonal_attention, relative_distance
+from crossattn.train.alignment_losses import (
+    diagonal_attention,
+    placed_prior,
+    prior_alignment,
+    relative_distance,
+)
 from crossattn.train.sharding import everywhere, mesh_of
 from crossattn.types import Count, NonNegative, Positive, Rate
 from experiments.tasks import base, protocols, sections
@@ -52,15 +57,19 @@ class SpeechLoss:
     Attributes:
       stop: weight of the loss of stops.
       stop_last: weight of the last step among them, which is one of many.
-      guided: weight of the penalty on attention far from the diagonal.
-      guided_width: relative distance at which that is 0.4.
+      guided: weight of the loss of attention elsewhere than where letters are said.
+      guided_by: how that is known: from the diagonal, or from the times of letters, which examples have.
+      guided_width: relative distance from the diagonal at which the penalty is 0.4.
+      times_width: standard deviation, in letters, of the weights that times teach.
       unseen: share of the steps that are not told the frame before them, in training.
     """
 
     stop: NonNegative = 1.0
     stop_last: Positive = 5.0
     guided: NonNegative = 1.0
+    guided_by: Literal["diagonal", "times"] = "diagonal"
     guided_width: Positive = 0.2
+    times_width: Positive = 0.7
     unseen: Rate = 0.0
 
 
@@ -110,11 +119,13 @@ class TextToSpeechTask(base.Task):
     def __init__(self, config: Any, assets: Any = None):
         super().__init__(config, assets)
         self.mode = config.data.get("mode", "bucket")
+        self.options = SpeechLoss(**config.get("loss", {}))
+        self._timed = self.options.guided_by == "times"
         self._framed: dict[str, list[dict[str, Any]]] = {}
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value."""
-        self.corpus.refuse_lacking("text", "audio")
+        self.corpus.refuse_lacking("text", "audio", *(["times"] if self._timed else []))
 
     def sizes(self) -> dict[str, Any]:
         return {"vocab_size": self.letters.vocab_size}
@@ -133,10 +144,11 @@ class TextToSpeechTask(base.Task):
     def features(self) -> dict[str, Any]:
         """The features of a text, and of groups of frames."""
         size = self.model_config.group * self.model_config.mels
-        return {"source": self.letters, "target": Vectors(size, self.max_steps)}
+        found: dict[str, Any] = {"source": self.letters, "target": Vectors(size, self.max_steps)}
+        return found | ({"place": Vectors(1, self.max_steps)} if self._timed else {})
 
     def examples(self, split: str, count: int | None = None) -> Sequence[Any]:
-        """Returns examples {"id", "source", "target"}, whose frames are computed once."""
+        """Returns examples {"id", "source", "target"}, and "place" of known times; all are computed once."""
         every, framed = self.corpus.split(split), self._framed.setdefault(split, [])
         asked = range(len(every))[:count]
         framed += [self._with_frames(every[i]) for i in asked[len(framed) :]]
@@ -144,7 +156,14 @@ class TextToSpeechTask(base.Task):
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
         target = self.grouped(log_mel(example["audio"], self.model_config.mels))
-        return {"id": example["id"], "source": example["text"], "target": target}
+        found = {"id": example["id"], "source": example["text"], "target": target}
+        if not self._timed:
+            return found
+        times = np.asarray(example["times"])
+        seconds = (np.arange(len(target)) + 0.5) * self.model_config.group * HOP / RATE
+        # A letter is read from its begin on, by its middle half a letter later.
+        place = np.interp(seconds, times, np.arange(len(times))) - 0.5
+        return found | {"place": place[:, None].astype(np.float32)}
 
     def grouped(self, frames: Float[np.ndarray, "F M"]) -> Float[np.ndarray, "T G"]:
         """Returns groups of frames, the last filled with the least value."""
@@ -154,8 +173,7 @@ class TextToSpeechTask(base.Task):
         return filled.reshape(-1, R * frames.shape[1])
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
-        model, own, batch = self.bind(params), self.config.get("loss", {}), self.seen(batch)
-        options = SpeechLoss(**own)
+        model, options, batch = self.bind(params), self.options, self.seen(batch)
         keys = split(key, 3)
         target, there = batch["target"], batch["target_segment_ids"]
         letters = batch["source_segment_ids"]
@@ -188,7 +206,12 @@ class TextToSpeechTask(base.Task):
         of_stop = jax.nn.softplus(jnp.where(last, -stop, stop))
         stops = total(of_stop * jnp.where(last, options.stop_last, 1.0))
         attention = weights.mean((0, 2))
-        guided, _ = diagonal_attention(attention, there, letters, options.guided_width)
+        if self._timed:
+            prior = placed_prior(batch["place"][..., 0], letters, options.times_width)
+            layers = [prior_alignment(own, prior, valid)[0] for own in weights.mean(2)]
+            guided = sum(layers) / len(layers)
+        else:
+            guided, _ = diagonal_attention(attention, there, letters, options.guided_width)
         mel = error(refined)
         loss = mel + square(refined) + error(groups) + square(groups)
         loss = loss + options.stop * stops + options.guided * guided

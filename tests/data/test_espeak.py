@@ -11,6 +11,7 @@ import pytest
 
 from crossattn.data import fetch, sources
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.mel import HOP
 from crossattn.data.sources import espeak
 from tests.data.conftest import help_pages, write_deb
 
@@ -195,7 +196,21 @@ def test_words_last_from_phoneme_to_phoneme_or_pause():
     assert espeak.words_of("", []) == []
 
 
+def test_letters_share_the_phonemes_of_their_word():
+    times = dict(enumerate(espeak.letter_times(SAID, EVENTS)))
+    expected = {  # "Press" has two phonemes and five letters
+        0: 0.05, 2: 0.05 + 0.8 * 0.1, 5: 0.31, 7: 0.46, 8: 0.5, 10: 0.57, 12: 0.7, 14: 0.81,
+        15: 0.81, 18: 0.9, 22: 1.05, 25: 1.3, 26: 1.3,
+    }  # fmt: skip
+    for place, seconds in expected.items():
+        assert times[place] == pytest.approx(seconds), SAID[place:]
+    assert len(times) == len(SAID) + 1 and np.all(np.diff([*times.values()]) >= 0)
+    assert espeak.letter_times("", []).tolist() == [0.0]
+
+
 def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path):
+    silent, rate = 0.3, 16000
+
     def run(command, *, input, env, capture_output):
         voice, folder = command[-2:]
         assert env == {"LD_LIBRARY_PATH": "there"} and json.loads(input) == [SAID] and not folder
@@ -206,7 +221,9 @@ def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path)
         buffer = io.BytesIO()
         with wave.open(buffer, "wb") as file:
             file.setparams((1, 2, 16000, 0, "NONE", ""))
-            file.writeframes(np.full(800, 2**14, "<i2").tobytes())
+            file.writeframes(
+                np.repeat([0, 2**14], [int(silent * rate), 800]).astype("<i2").tobytes()
+            )
         line = {"wav": base64.b64encode(buffer.getvalue()).decode(), "events": EVENTS}
         return subprocess.CompletedProcess(command, 0, json.dumps(line).encode(), b"")
 
@@ -214,8 +231,15 @@ def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path)
     program = tmp_path / "usr/bin/espeak-ng", {"LD_LIBRARY_PATH": "there"}
     monkeypatch.setattr(fetch, "debian_program", lambda *given: program)
     ((audio, words),) = espeak.timed([SAID], "en-us")
-    assert audio.shape == (800,) and np.all(audio == 0.5)
+    assert audio.shape == (5600,) and np.all(audio[4800:] == 0.5)
     assert words == espeak.words_of(SAID, EVENTS)
+    monkeypatch.setattr(espeak, "all_sentences", lambda data_dir: [SAID])
+    monkeypatch.setattr(espeak, "split_of", lambda text: "train")
+    for _ in range(2):  # made, and read again
+        (example,) = espeak.open_split("en-us", "train", data_dir=tmp_path, times=True)
+        np.testing.assert_array_equal(example["audio"], audio[4800 - HOP :])
+        cut = espeak.letter_times(SAID, EVENTS) - (silent - HOP / rate)
+        np.testing.assert_allclose(example["times"], cut, atol=1e-6)
     with pytest.raises(DataError, match="espeak-ng has no voice 'xx'"):
         espeak.timed([SAID], "xx")
     with pytest.raises(DataUnavailable, match="espeak-ng does not run .*libespeak-ng"):

@@ -108,6 +108,49 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
         assert float(sums[name]) == pytest.approx(value, rel=1e-4), name
 
 
+def test_times_teach_each_layer_which_letter_a_group_says(task, params):
+    """A letter of tones lasts a group, so group t says letter t, and the end follows the last."""
+    config = config_file.get_config("tiny")
+    config.loss.guided_by = "times"
+    timed = make_task(config)
+    timed.refuse_unready()
+    example = timed.examples("validation", 1)[0]
+    np.testing.assert_allclose(example["place"][:, 0], np.arange(len(example["target"])), atol=1e-4)
+    batch = next(iter(timed.eval_batches("validation", None)))
+    losses = {}
+    for guided in (0.0, 1.0):
+        config.loss.guided = guided
+        task = make_task(config)
+        losses[guided] = float(jax.jit(lambda p, b, t=task: t.loss(p, b, None))(params, batch)[0])
+
+    @jax.jit
+    def attention(params):
+        there = {k: jnp.asarray(v) for k, v in batch.items() if k.endswith("segment_ids")}
+        before = jnp.pad(batch["target"][:, :-1], [(0, 0), (1, 0), (0, 0)])
+        given = {k: there[k] for k in ("source_segment_ids", "target_segment_ids")}
+        source = jnp.asarray(batch["source"])
+        return timed.bind(params).hidden(source, before, **given, return_weights=True)[1]
+
+    weights, expected = np.float64(attention(params)).mean(2), 0.0
+    for row, ids in enumerate(batch["target_segment_ids"]):
+        S = int((batch["source_segment_ids"][row] > 0).sum())
+        for t in range(int((ids > 0).sum())):
+            near = np.exp(-((t - np.arange(S)) ** 2) / (2 * config.loss.times_width**2))
+            own = np.log(weights[:, row, t, :S])
+            expected -= (near / near.sum() * own).sum(-1).mean()
+    assert losses[1.0] - losses[0.0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_times_that_examples_lack_are_refused(monkeypatch):
+    config = config_file.get_config("tiny")
+    config.loss.guided_by = "times"
+    task = make_task(config)
+    plain = [{"id": "a", "text": "bad", "audio": sound_of("bad")}]
+    monkeypatch.setattr(task.corpus, "split", lambda split: plain)
+    with pytest.raises(DataError, match="examples of tones hold id, text, audio; .* reads 'times'"):
+        task.refuse_unready()
+
+
 def test_a_share_of_the_steps_is_not_told_the_frame_before_and_only_in_training(
     params, batch, monkeypatch
 ):

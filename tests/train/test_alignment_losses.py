@@ -13,6 +13,7 @@ from crossattn.train.alignment_losses import (
     guided_columns,
     guided_spans,
     latent_alignment,
+    placed_prior,
     prior_alignment,
 )
 from tests.closeness import close
@@ -152,6 +153,14 @@ def test_a_prior_is_learnt_by_cross_entropy_and_is_where_it_ends():
     gradient = jax.grad(of_logits)
     close(gradient(jnp.log(prior)), np.zeros(prior.shape), size=weights.max())
     close(gradient(jnp.log(attention)), np.float64(weights[..., None]) * (attention - prior))
+
+
+def test_a_placed_prior_is_normal_around_known_places_and_padding_has_none():
+    places, width = np.array([[-0.3, 1.5, 2.0, 9.0]]), 0.8
+    prior = placed_prior(jnp.asarray(places), jnp.array([[1, 1, 1, 0]]), width)
+    expected = np.exp(-((places[..., None] - np.arange(4)) ** 2) / (2 * width**2)) * [1, 1, 1, 0]
+    close(prior, normalised(expected))
+    assert prior[0, 1].argmax() in (1, 2) and float(prior[0, 1, 1]) == pytest.approx(prior[0, 1, 2])
 
 
 def test_coverage_wants_of_every_source_token_its_share():

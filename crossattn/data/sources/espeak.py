@@ -26,7 +26,7 @@ from jaxtyping import Float, Int16
 from crossattn.data import archives, espeak_events, fetch
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.mel import HOP
+from crossattn.data.mel import HOP, RATE
 from crossattn.data.sources import Example, MappedSource, Option, hashed_split
 
 FORM = "espeak/VOICE,..."
@@ -37,6 +37,7 @@ OPTIONS = {
         int, "Sentences of so many most frequent words alone; 0 is any words.", "[0, inf)"
     ),
     "turns": Option(bool, "Each training sentence is read by one of the voices, in turn."),
+    "times": Option(bool, "Examples tell when each letter is said; see letter_times."),
     "held_out": Option(
         str, "Voices of validation and test, A,B; 'none' takes the training voices."
     ),
@@ -58,11 +59,13 @@ def open_split(
     sentences: int = 0,
     words: int = 0,
     turns: bool = False,
+    times: bool = False,
     held_out: str = "none",
 ) -> Sequence[Example]:
     """Returns examples {"id", "text", "family", "voice", "audio"}: audio float32 at 16 kHz, about 2 s.
 
-    The family is the text, since what several voices say is one sentence.
+    The family is the text, since what several voices say is one sentence. With ``times``, examples have
+    "times" too, [letters + 1] of ``letter_times``.
     """
     apart = [] if held_out == "none" else held_out.split(",")
     for voice, count in Counter([*rest.split(","), *apart]).items():
@@ -79,15 +82,15 @@ def open_split(
         texts = spread(texts, sentences)
     turns = turns and split == "train"
     own = {voice: texts[i :: len(voices)] if turns else texts for i, voice in enumerate(voices)}
-    sounds = {voice: _Spoken(voice, tuple(read), data_dir) for voice, read in own.items()}
+    sounds = {voice: _Spoken(voice, tuple(read), data_dir, times) for voice, read in own.items()}
     most = max(map(len, own.values()))
     places = [(n, voice) for n in range(most) for voice in voices if n < len(own[voice])]
 
     def example(place: tuple[int, str]) -> Example:
         number, voice = place
-        text, audio = own[voice][number], sounds[voice][number]
+        text, said = own[voice][number], sounds[voice][number]
         name = f"{split}/{voice}/{number}"
-        return {"id": name, "text": text, "family": text, "voice": voice, "audio": audio}
+        return {"id": name, "text": text, "family": text, "voice": voice, **said}
 
     return MappedSource(places, example)
 
@@ -126,8 +129,16 @@ def speak(text: str, voice: str, data_dir: Any = None) -> Float[np.ndarray, " sa
     done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment)
     _refuse_failed(done, voice)
     audio = read_audio(io.BytesIO(done.stdout))
+    return audio[_sounding(audio)]
+
+
+def _sounding(audio: Float[np.ndarray, " samples"]) -> slice:
+    """Returns the part without the silence around it."""
     loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
-    return audio[max(loud[0] - HOP, 0) : loud[-1] + 2 * HOP] if len(loud) else audio
+    return slice(max(loud[0] - HOP, 0), loud[-1] + 2 * HOP) if len(loud) else slice(None)
+
+
+Events = Sequence[Sequence[Any]]
 
 
 class Word(NamedTuple):
@@ -150,23 +161,50 @@ def timed(
         DataError: espeak-ng has no such voice.
         DataUnavailable: there is no espeak-ng here, or not its library, and no apt to bring it.
     """
+    found = _with_events(texts, voice, data_dir)
+    return [
+        (audio, words_of(text, events)) for text, (audio, events) in zip(texts, found, strict=True)
+    ]
+
+
+def _with_events(
+    texts: Sequence[str], voice: str, data_dir: Any
+) -> list[tuple[Float[np.ndarray, " samples"], Events]]:
+    """Returns what a voice says at 16 kHz, and the synthesiser's events."""
     _, folder, environment = _installed(voice, data_dir)
     command = [sys.executable, espeak_events.__file__, voice, str(folder or "")]
     given = json.dumps(list(texts)).encode()
     done = subprocess.run(command, input=given, capture_output=True, env=environment)
     _refuse_failed(done, voice)
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    sounds = [read_audio(io.BytesIO(base64.b64decode(each["wav"]))) for each in found]
-    words = [words_of(text, each["events"]) for text, each in zip(texts, found, strict=True)]
-    return list(zip(sounds, words, strict=True))
+    return [(read_audio(io.BytesIO(base64.b64decode(x["wav"]))), x["events"]) for x in found]
 
 
-def words_of(text: str, events: Sequence[Sequence[Any]]) -> list[Word]:
+def words_of(text: str, events: Events) -> list[Word]:
     """Returns the words of events (kind, first character, characters, seconds, phoneme), in order.
 
     espeak-ng tells of a word before its first phoneme; the names of pauses begin with "_".
     """
-    found: list[tuple[int, float, float]] = []
+    return [Word(said, times[0], times[-1]) for _, said, times in _said(text, events)]
+
+
+def letter_times(text: str, events: Events) -> Float[np.ndarray, " ends"]:
+    """Returns the second at which each letter begins, and the last ends.
+
+    The letters of a word share its phonemes evenly, whose times the synthesiser tells; what stands between
+    two words shares the pause.
+    """
+    places, seconds = [0.0], [0.0]
+    for first, said, times in _said(text, events):
+        places.extend(first + np.linspace(0.0, len(said), len(times)))
+        seconds.extend(times)
+    order = np.maximum.accumulate
+    return np.interp(np.arange(len(text) + 1), order(places), order(seconds)).astype(np.float32)
+
+
+def _said(text: str, events: Events) -> list[tuple[int, str, list[float]]]:
+    """Returns the words: first character, letters, when each phoneme begins, and when the last ends."""
+    found: list[tuple[int, list[float]]] = []
     told: Any = None
     begun: Any = None
     for kind, first, _, seconds, phoneme in events:
@@ -175,13 +213,15 @@ def words_of(text: str, events: Sequence[Sequence[Any]]) -> list[Word]:
             told = first if told is None else told
         elif pause or told is not None:
             if begun is not None:
-                found.append((*begun, seconds))
-            begun = None if pause else (told, seconds)
+                found.append((begun[0], [*begun[1], seconds]))
+            begun = None if pause else (told, [seconds])
             told = told if pause else None
-    firsts = [first for first, *_ in found] + [len(text)]
+        elif begun is not None:
+            begun[1].append(seconds)
+    firsts = [first for first, _ in found] + [len(text)]
     return [
-        Word(text[first:end].strip(_MARKS), *times)
-        for (first, *times), end in zip(found, firsts[1:], strict=True)
+        (first, text[first:end].strip(_MARKS), times)
+        for (first, times), end in zip(found, firsts[1:], strict=True)
     ]
 
 
@@ -204,33 +244,61 @@ def _refuse_failed(done: subprocess.CompletedProcess, voice: str) -> None:
 
 
 class _Spoken:
-    """The sounds of texts, made once for all runs."""
+    """The sounds of texts, and the times of their letters, made once for all runs."""
 
-    def __init__(self, voice: str, texts: tuple[str, ...], data_dir: Any):
+    def __init__(self, voice: str, texts: tuple[str, ...], data_dir: Any, times: bool):
         named = hashlib.sha256("\n".join((voice, *texts)).encode()).hexdigest()[:16]
-        folder = fetch.cache_dir(data_dir) / "espeak" / f"{voice}-{named}"
+        folder = (
+            fetch.cache_dir(data_dir) / "espeak" / f"{voice}-{named}{'-times' if times else ''}"
+        )
         if not folder.is_dir():
-            _keep([_rounded(speak(text, voice, data_dir)) for text in texts], folder)
+            _keep(_made(texts, voice, data_dir, times), folder)
         self._samples = np.load(folder / "samples.npy", mmap_mode="r")
         self._ends = np.load(folder / "ends.npy")
+        self._times = np.load(folder / "times.npy", mmap_mode="r") if times else None
+        self._letter_ends = np.cumsum([len(text) + 1 for text in texts])
 
-    def __getitem__(self, number: int) -> Float[np.ndarray, " samples"]:
-        start = self._ends[number - 1] if number else 0
-        return self._samples[start : self._ends[number]].astype(np.float32) / 2**15
+    def __getitem__(self, number: int) -> dict[str, Float[np.ndarray, " n"]]:
+        found = {"audio": _part(self._samples, self._ends, number).astype(np.float32) / 2**15}
+        if self._times is not None:
+            found["times"] = np.array(_part(self._times, self._letter_ends, number))
+        return found
+
+
+def _part(values: np.ndarray, ends: np.ndarray, number: int) -> np.ndarray:
+    return values[ends[number - 1] if number else 0 : ends[number]]
+
+
+def _made(
+    texts: Sequence[str], voice: str, data_dir: Any, times: bool
+) -> dict[str, list[np.ndarray]]:
+    """Returns the sounds of texts without the silence around them, and when their letters begin."""
+    if not times:
+        return {"samples": [_rounded(speak(text, voice, data_dir)) for text in texts]}
+    sounds, letters = [], []
+    for text, (audio, events) in zip(texts, _with_events(texts, voice, data_dir), strict=True):
+        part = _sounding(audio)
+        sounds.append(_rounded(audio[part]))
+        letters.append(letter_times(text, events) - np.float32((part.start or 0) / RATE))
+    return {"samples": sounds, "times": letters}
 
 
 def _rounded(audio: Float[np.ndarray, " samples"]) -> Int16[np.ndarray, " samples"]:
     return np.clip(np.round(audio * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
 
 
-def _keep(sounds: list[np.ndarray], folder: Path) -> None:
-    """Writes sounds into a folder, which is there when it is whole."""
+def _keep(parts: dict[str, list[np.ndarray]], folder: Path) -> None:
+    """Writes arrays of each text into a folder, which is there when it is whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as temporary:
         whole = Path(temporary) / "whole"
         whole.mkdir()
-        np.save(whole / "samples.npy", np.concatenate(sounds) if sounds else np.zeros(0, np.int16))
-        np.save(whole / "ends.npy", np.cumsum([len(sound) for sound in sounds], dtype=np.int64))
+        for name, arrays in parts.items():
+            np.save(
+                whole / f"{name}.npy", np.concatenate(arrays) if arrays else np.zeros(0, np.int16)
+            )
+        lengths = [len(sound) for sound in parts["samples"]]
+        np.save(whole / "ends.npy", np.cumsum(lengths, dtype=np.int64))
         if not folder.is_dir():
             os.replace(whole, folder)
 

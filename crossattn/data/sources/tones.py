@@ -15,12 +15,16 @@ _SECONDS = 0.04  # of a letter
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns examples {"id", "audio", "text"}: one to three words, float32 at 16 kHz."""
+    """Returns examples {"id", "audio", "text", "times"}: one to three words, float32 at 16 kHz.
+
+    The times are the seconds at which each letter begins, and the last ends.
+    """
 
     def example(index: int) -> Example:
         rng = np.random.default_rng([SPLITS.index(split), index])
         text = " ".join(rng.choice(_WORDS, rng.integers(1, 4)))
-        return {"id": f"{split}-{index}", "audio": sound_of(text), "text": text}
+        times = _SECONDS * np.arange(len(text) + 1, dtype=np.float32)
+        return {"id": f"{split}-{index}", "audio": sound_of(text), "text": text, "times": times}
 
     return MappedSource(range(NUM_EXAMPLES[split]), example)
 
