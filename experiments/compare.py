@@ -4,8 +4,8 @@
     python -m experiments.compare runs/a runs/b --split=test --plot=curves.png --html=compare.html
     python -m experiments.compare runs/a runs/b --by_length=5 --plot=lengths.png
 
-Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written;
-without any, the last evaluation in the log counts. Intervals are of 95 %: by a bootstrap over groups of
+Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written; the
+row of a run without any has those of its last evaluation in training, of validation. Intervals are of 95 %: by a bootstrap over groups of
 examples (families, files), paired between runs; of BLEU and chrF without groups by sacreBLEU's own paired
 bootstrap; of several seeds the least and the greatest. --by_length adds the BLEU of each run by the words of
 the source, in bins of equal counts, which --plot and --html then draw instead of the learning curves.
@@ -37,6 +37,7 @@ _BY_LENGTH = flags.DEFINE_integer(
 FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, launch.PLOT)
 
 _BASELINE = "baseline_"
+_IN_LOG = "validation"  # the split of evaluations between steps
 _NOT_METRICS = ("split", "sentences", "decoding_seconds", "num_beams", "cut_sources")
 
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused("a work directory is given twice.")
     tables = {
         "What differs in the configs": differing(runs),
-        f"Scores, {SPLIT.value}": scores(runs, SPLIT.value),
+        "Scores": scores(runs, SPLIT.value),
         f"Baselines, {SPLIT.value}": baselines(runs, SPLIT.value),
         f"Differences to {next(iter(runs))}": differences(runs, SPLIT.value, _TOKENIZE.value),
     }
@@ -88,13 +89,18 @@ def differing(runs: Mapping[str, RunRecord]) -> list[tuple[str, ...]]:
 
 
 def scores(runs: Mapping[str, RunRecord], split: str) -> list[tuple[str, ...]]:
-    """Returns rows of each run's metrics, with intervals where its examples were written down."""
+    """Returns rows of each run's metrics, with intervals where its examples were written down.
+
+    The split of a row whose run was not evaluated on this one is that of its log, validation.
+    """
     found = {name: _scores(run, split) for name, run in runs.items()}
     metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
-    rows: list[tuple[str, ...]] = [("run", "steps", *metrics)]
+    rows: list[tuple[str, ...]] = [("run", "steps", "split", *metrics)]
     for name, run in runs.items():
         steps = max((line["step"] for line in run.metrics), default=0)
-        rows.append((name, str(steps), *(str(found[name].get(metric, "")) for metric in metrics)))
+        of = split if split in run.results else f"{_IN_LOG}, in training" if found[name] else ""
+        values = (str(found[name].get(metric, "")) for metric in metrics)
+        rows.append((name, str(steps), of, *values))
     return rows
 
 

@@ -77,6 +77,13 @@ def test_scores_have_intervals_of_examples_or_of_members(runs):
     assert rows[2]["loss"] == "1.5 (1 to 2)" and rows[2]["accuracy"] == ""
 
 
+def test_scores_of_training_are_not_passed_off_as_those_of_the_split(runs):
+    head, *rows = compare.scores(runs, "test")
+    assert [row[head.index("split")] for row in rows] == ["test", "test", "validation, in training"]
+    named = {row[head.index("split")] for row in compare.scores(runs, "validation")[1:]}
+    assert named <= {"validation, in training", ""}
+
+
 def test_differences_are_paired_also_those_of_texts(runs):
     rows = compare.differences({name: runs[name] for name in "ab"}, "test")
     assert rows[1][:2] == ("b", "accuracy") and rows[1][3] == "differs"
