@@ -52,7 +52,8 @@ def placed_prior(
     """
     far = places[..., :, None] - jnp.arange(source_segment_ids.shape[-1])
     there = source_segment_ids[..., None, :] > 0
-    return jax.nn.softmax(jnp.square(far / width) / -2.0, axis=-1, where=there)
+    near = jax.nn.softmax(jnp.square(far / width) / -2.0, axis=-1, where=there)
+    return jnp.where(there, near, 0.0)  # where nothing is there, softmax is NaN
 
 
 def latent_alignment(

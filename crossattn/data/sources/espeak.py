@@ -47,6 +47,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
 
 _MARKS = " ,.;:?!"
 _SILENT = 0.01  # of the loudest sample
+_TOGETHER = 256  # texts of a process, whose sounds are in memory
 _VOICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
 
 
@@ -276,10 +277,12 @@ def _made(
     if not times:
         return {"samples": [_rounded(speak(text, voice, data_dir)) for text in texts]}
     sounds, letters = [], []
-    for text, (audio, events) in zip(texts, _with_events(texts, voice, data_dir), strict=True):
-        part = _sounding(audio)
-        sounds.append(_rounded(audio[part]))
-        letters.append(letter_times(text, events) - np.float32((part.start or 0) / RATE))
+    for start in range(0, len(texts), _TOGETHER):
+        own = texts[start : start + _TOGETHER]
+        for text, (audio, events) in zip(own, _with_events(own, voice, data_dir), strict=True):
+            part = _sounding(audio)
+            sounds.append(_rounded(audio[part]))
+            letters.append(letter_times(text, events) - np.float32((part.start or 0) / RATE))
     return {"samples": sounds, "times": letters}
 
 
