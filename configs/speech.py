@@ -25,21 +25,25 @@ def get_config(arg: str = ""):
         "transcription",
         data=dict(
             name=f"espeak/{VOICES}",
-            options=dict(words=500, held_out=HELD_OUT),
+            options=dict(longest=40, held_out=HELD_OUT, times=True),
             data_dir=parts.placeholder(str),
             batch_size=16,
-            target_len=24,
+            target_len=48,
         ),
-        tokenizer=dict(kind="bpe", vocab_size=600),
-        model=dict(name="whisper", mels=40, max_frames=280, transformer=hears),
-        loss=parts.cross_entropy(label_smoothing=0.1),
-        optim=parts.adamw(learning_rate=2e-3, warmup_steps=200),
-        train=parts.train(steps=2500, log_every=50, eval_every=500),
+        # Nearly letters.
+        tokenizer=dict(kind="bpe", vocab_size=300),
+        model=dict(name="whisper", mels=40, max_frames=340, transformer=hears),
+        loss=parts.cross_entropy(label_smoothing=0.1, timed=0.5, timed_width=0.06),
+        optim=parts.adamw(name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=200),
+        train=parts.train(steps=4500, log_every=50, eval_every=500),
         checkpoint=parts.checkpoint(every=500, best_metric="wer", best_mode="min"),
         evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=32)),
     )
     if "translate" in words:
         config.data.options = dict(voice="fr")
+        config.loss.timed = 0.0
+        config.tokenizer.vocab_size = 600
+        config.optim = parts.adamw(learning_rate=2e-3, warmup_steps=200)
         config.data.update(name="stamps/en", sound="sound", text="caption")
         config.data.update(target_len=40)
         config.model.max_frames = 800
@@ -51,12 +55,12 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config.data.options = {}
     config.data.update(name="tones", sound="audio", text="text", batch_size=8)
     config.data.target_len = 24
-    config.tokenizer.vocab_size = 300
+    config.loss.timed = 0.0
     config.model.update(mels=40, max_frames=60)
     config.model.transformer.update(
         dim=32, num_heads=2, mlp_dim=64, encoder_layers=1, decoder_layers=1, dropout_rate=0.0
     )
-    config.optim.update(learning_rate=4e-3, warmup_steps=4)
+    config.optim = parts.adamw(learning_rate=4e-3, warmup_steps=4)
     config.train.update(steps=24, log_every=6, eval_every=0)
     config.checkpoint.update(every=12, best_metric="loss", best_mode="min")
     config.evaluate.examples = 0

@@ -5,10 +5,11 @@
     python -m experiments.compare runs/a runs/b --by_length=5 --plot=lengths.png
 
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written; the
-row of a run without any has those of its last evaluation in training, of validation. Intervals are of 95 %: by a bootstrap over groups of
-examples (families, files), paired between runs; of BLEU and chrF without groups by sacreBLEU's own paired
-bootstrap; of several seeds the least and the greatest. --by_length adds the BLEU of each run by the words of
-the source, in bins of equal counts, which --plot and --html then draw instead of the learning curves.
+row of a run without any has those of its last evaluation in training, of validation. Intervals are of 95 %:
+by a bootstrap over groups of examples (families, files), paired between runs; of BLEU and chrF without groups
+by sacreBLEU's own paired bootstrap; of several seeds the least and the greatest. --by_length adds the BLEU of
+each run by the words of the source, in bins of equal counts, which --plot and --html then draw instead of the
+learning curves.
 """
 
 import base64

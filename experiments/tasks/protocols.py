@@ -61,7 +61,9 @@ class TranslationModel(Head, Generator, Protocol):
 class CaptioningModel(Head, Generator, Protocol):
     """Pictures or sounds [B ...] and texts [B T] in, vectors [B T D] and weights or None out."""
 
-    def hidden(self, source, target_in, *, target_segment_ids, target_positions, key): ...
+    def hidden(
+        self, source, target_in, *, target_segment_ids, target_positions, key, return_weights
+    ): ...
 
 
 class SpeechModel(Head, Generator, Protocol):

@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from crossattn import models
-from crossattn.data.features import SoundWindow, Text
+from crossattn.data.features import SoundWindow, Text, Vectors
+from crossattn.data.mel import HOP, RATE
+from crossattn.models.whisper import STRIDE
+from crossattn.train.alignment_losses import placed_prior, prior_alignment
 from crossattn.train.evaluate import translation_scores, word_error_rate
+from crossattn.types import NonNegative, Positive
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
+from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText, WrittenData
 
@@ -36,10 +44,30 @@ class TranscriptionData(WrittenData):
     text: str = "text"
 
 
-class TranscriptionTask(WritesText):
-    """A Whisper, and examples {"id", "audio", "text"}, whose values may have other names."""
+@dataclass(frozen=True)
+class TranscriptionLoss(sections.CrossEntropy):
+    """The loss of tokens and of attention.
 
-    sections = WritesText.sections | {"data": TranscriptionData, "tokenizer": sections.Tokenizer}
+    Attributes:
+      timed: weight of the loss of attention elsewhere than where a token is said, of examples with "times".
+      timed_width: standard deviation, in seconds, of the weights that times teach.
+    """
+
+    timed: NonNegative = 0.0
+    timed_width: Positive = 0.06
+
+
+class TranscriptionTask(WritesText):
+    """A Whisper, and examples {"id", "audio", "text"}, whose values may have other names.
+
+    With ``loss.timed``, examples have "times" too, the seconds at which each letter begins and the last ends.
+    """
+
+    sections = WritesText.sections | {
+        "data": TranscriptionData,
+        "tokenizer": sections.Tokenizer,
+        "loss": TranscriptionLoss,
+    }
     metrics = (*TextTask.metrics, "wer", "chrf")
     scored = ("wer", "chrf")
     measured = "recordings"
@@ -57,6 +85,11 @@ class TranscriptionTask(WritesText):
                 f" {NAME_OF_PRETRAINED!r} and the folder of a Whisper as config.init.from."
             )
 
+    @property
+    def timed(self) -> bool:
+        """Whether attention learns the times of tokens."""
+        return self.config.loss.get("timed", 0.0) > 0
+
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.get("text", "text"), whole=True)
 
@@ -65,21 +98,49 @@ class TranscriptionTask(WritesText):
         if self.config.evaluate.examples:
             self.text_scores([{"target": "a"}], ["a"])
         data = self.config.data
-        self.corpus.refuse_lacking(data.get("sound", "audio"), data.get("text", "text"))
+        times = ["times"] if self.timed else []
+        self.corpus.refuse_lacking(data.get("sound", "audio"), data.get("text", "text"), *times)
 
     @cached_property
     def features(self) -> dict[str, Any]:
         """The features of a window of sound, and of its text."""
         config = self.model_config
-        text = Text(self.corpus.tokenizer, self.config.data.target_len, predicted=True)
-        return {"source": SoundWindow(config.max_frames, config.mels), "target": text}
+        length = self.config.data.target_len
+        text = Text(self.corpus.tokenizer, length, predicted=True)
+        found = {"source": SoundWindow(config.max_frames, config.mels), "target": text}
+        return found | ({"place": Vectors(1, length)} if self.timed else {})
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
         data = self.config.data
         text = f" {example[data.get('text', 'text')].strip()}"  # Whisper's texts begin with a blank
         group = example.get("family", example["id"])
         sound = example[data.get("sound", "audio")]
-        return {"id": example["id"], "group": group, "source": sound, "target": text}
+        found = {"id": example["id"], "group": group, "source": sound, "target": text}
+        return found | ({"place": self._places(text, example["times"])} if self.timed else {})
+
+    def _places(self, text: str, times: Float[np.ndarray, " ends"]) -> Float[np.ndarray, "T 1"]:
+        """Returns the encoder's vector in the middle of each predicted token; the end's is the last."""
+        tokenizer = self.corpus.tokenizer
+        _, spans = tokenizer.encode_with_spans(text)
+        frame = tokenizer.frame
+        # The blank that begins the text is said with the first letter.
+        middles = times[np.clip(spans - 1, 0, len(times) - 1)].mean(-1)
+        ends = [[times[0]] * len(frame.before), middles, [times[-1]] * len(frame.after)]
+        return (np.concatenate(ends)[:, None] * RATE / HOP / STRIDE).astype(np.float32)
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        if not self.timed:
+            return super().loss(params, batch, key)
+        model, batch = self.bind(params), self.seen(batch)
+        hidden, weights = self._read(model, batch, key, return_weights=True)
+        loss, sums = self.cross_entropy(model, hidden, batch)
+        options, there = self.config.loss, batch["target_segment_ids"]
+        vectors = jnp.ones((len(there), weights.shape[-1]), jnp.int32)
+        width = options.timed_width * RATE / HOP / STRIDE
+        prior = placed_prior(batch["place"][..., 0], vectors, width)
+        taught = [prior_alignment(own, prior, there > 0)[0] for own in weights.mean(2)]
+        loss = loss + options.timed * sum(taught) / len(taught)
+        return loss, sums | {"loss": jax.lax.stop_gradient(loss)}
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]

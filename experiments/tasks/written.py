@@ -81,16 +81,20 @@ class WritesText(TextTask):
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         model, batch = self.bind(params), self.seen(batch)
-        return self.cross_entropy(model, self._hidden(model, batch, key), batch)
+        return self.cross_entropy(model, self._read(model, batch, key)[0], batch)
 
-    def _hidden(self, model: Any, batch: Any, key: jax.Array | None) -> jax.Array:
+    def _read(
+        self, model: Any, batch: Any, key: jax.Array | None, return_weights: bool = False
+    ) -> tuple[jax.Array, Any]:
+        """Returns the decoder's last vectors, and the weights of cross-attention or None."""
         return model.hidden(
             batch["source"],
             batch["target_in"],
             target_segment_ids=batch["target_segment_ids"],
             target_positions=batch["target_positions"],
             key=key,
-        )[0]
+            return_weights=return_weights,
+        )
 
     # Batches of features, not those of a corpus.
     train_iterator = Task.train_iterator
@@ -144,7 +148,7 @@ class WritesText(TextTask):
     def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Returns numbers of tokens [B] and their summed losses [B]."""
         model, batch = self.bind(params), self.seen(batch)
-        logits = model.logits(self._hidden(model, batch, None))
+        logits = model.logits(self._read(model, batch, None)[0])
         told = self.told(batch)
         nll = token_losses(logits, batch["target_out"], 0.0, 0.0)[0][1]
         return told.sum(-1), (nll * told).sum(-1)

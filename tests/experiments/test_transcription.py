@@ -61,8 +61,52 @@ def test_values_of_other_names_are_heard_and_written(task):
     assert other.renamed(example) | {"source": 0} == {
         "id": "a", "group": "bus", "source": 0, "target": " A bus.",
     }  # fmt: skip
-    with pytest.raises(DataError, match="hold id, audio, text; this task reads 'sound'"):
+    with pytest.raises(DataError, match="hold id, audio, text, times; this task reads 'sound'"):
         other.refuse_unready()
+
+
+def test_times_teach_each_layer_where_a_token_is_said():
+    """A letter of tones lasts two vectors of the encoder, so letters a to b have their middle at a + b."""
+    config = speech.get_config("tiny")
+    config.loss.timed, losses = 1.0, {}
+    timed = make_task(config)
+    timed.refuse_unready()
+    example, tokenizer = timed.examples("validation")[0], timed.corpus.tokenizer
+    ids, end, expected = tokenizer.encode(example["target"]), 0, []
+    for count, id in enumerate(ids, 1):
+        end = len(tokenizer.decode(ids[:count]).strip())
+        expected.append(2 * end - len(tokenizer.decode([id]).strip()))
+    assert len(expected) < len(example["target"])  # a token of several letters among them
+    np.testing.assert_allclose(example["place"][:, 0], [*expected, 2 * end], atol=1e-4)
+
+    params = jax.jit(timed.init)(jax.random.key(0))
+    batch = next(iter(timed.numbered_batches("validation", None))).batch
+    for weight in (0.0, 1.0):
+        own = {
+            name: value for name, value in batch.items() if weight or not name.startswith("place")
+        }
+        config.loss.timed = weight
+        task = make_task(config)
+        loss, sums = jax.jit(lambda p, b, t=task: t.loss(p, b, None))(params, own)
+        losses[weight] = float(loss)
+        assert float(sums["loss"]) == losses[weight]
+
+    arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+    named = ("target_segment_ids", "target_positions")
+    _, weights = timed.bind(params).hidden(
+        arrays["source"],
+        arrays["target_in"],
+        **{name: arrays[name] for name in named},
+        return_weights=True,
+    )
+    surprise, width = 0.0, 50 * config.loss.timed_width
+    for row, ids in enumerate(batch["target_segment_ids"]):
+        for t in np.flatnonzero(ids):
+            far = batch["place"][row, t, 0] - np.arange(weights.shape[-1])
+            near = np.exp(-((far / width) ** 2) / 2)
+            own = np.log(np.float64(weights[:, row, :, t]).mean(1))
+            surprise -= (near / near.sum() * own).sum(-1).mean()
+    assert losses[1.0] - losses[0.0] == pytest.approx(surprise, rel=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["sacrebleu.metrics", "jiwer"])
