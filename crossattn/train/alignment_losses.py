@@ -162,6 +162,29 @@ def prior_alignment(
     return _named("prior", _total(surprise, weights))
 
 
+def placed_attention(
+    weights: Float[Array, "L *B N T S"],
+    places: Float[Array, "*B T"],
+    target_segment_ids: Int[Array, "*B T"],
+    source_segment_ids: Int[Array, "*B S"],
+    width: float,
+) -> Loss:
+    """Teaches every layer to read known source places: ``prior_alignment`` with ``placed_prior``.
+
+    Args:
+        weights: cross-attention of all layers, whose mean over heads is taught.
+        places: the source place of each target token, which need not be whole.
+        target_segment_ids, source_segment_ids: 1 for a place of the pair, 0 for padding.
+        width: standard deviation, in places.
+
+    Returns:
+        The mean over layers, and {"placed": the same}.
+    """
+    prior = placed_prior(places, source_segment_ids, width)
+    layers = [prior_alignment(own, prior, target_segment_ids > 0)[0] for own in weights.mean(-3)]
+    return _named("placed", sum(layers[1:], layers[0]) / len(layers))
+
+
 def guided_spans(span_mass: Float[Array, "*B T"], weights: Weights) -> Loss:
     """Teaches attention links that are spans of keys: the negative log of the attention on each span.
 

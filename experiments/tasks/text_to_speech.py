@@ -21,8 +21,7 @@ from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.nn.sublayers import split
 from crossattn.train.alignment_losses import (
     diagonal_attention,
-    placed_prior,
-    prior_alignment,
+    placed_attention,
     relative_distance,
 )
 from crossattn.train.sharding import everywhere, mesh_of
@@ -207,9 +206,8 @@ class TextToSpeechTask(base.Task):
         stops = total(of_stop * jnp.where(last, options.stop_last, 1.0))
         attention = weights.mean((0, 2))
         if self._timed:
-            prior = placed_prior(batch["place"][..., 0], letters, options.times_width)
-            layers = [prior_alignment(own, prior, valid)[0] for own in weights.mean(2)]
-            guided = sum(layers) / len(layers)
+            places, width = batch["place"][..., 0], options.times_width
+            guided, _ = placed_attention(weights, places, there, letters, width)
         else:
             guided, _ = diagonal_attention(attention, there, letters, options.guided_width)
         mel = error(refined)

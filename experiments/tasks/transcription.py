@@ -18,7 +18,7 @@ from crossattn import models
 from crossattn.data.features import SoundWindow, Text, Vectors
 from crossattn.data.mel import HOP, RATE
 from crossattn.models.whisper import STRIDE
-from crossattn.train.alignment_losses import placed_prior, prior_alignment
+from crossattn.train.alignment_losses import placed_attention
 from crossattn.train.evaluate import translation_scores, word_error_rate
 from crossattn.types import NonNegative, Positive
 from experiments.errors import SettingsError
@@ -135,11 +135,10 @@ class TranscriptionTask(WritesText):
         hidden, weights = self._read(model, batch, key, return_weights=True)
         loss, sums = self.cross_entropy(model, hidden, batch)
         options, there = self.config.loss, batch["target_segment_ids"]
-        vectors = jnp.ones((len(there), weights.shape[-1]), jnp.int32)
+        sound = jnp.ones((len(there), weights.shape[-1]), jnp.int32)
         width = options.timed_width * RATE / HOP / STRIDE
-        prior = placed_prior(batch["place"][..., 0], vectors, width)
-        taught = [prior_alignment(own, prior, there > 0)[0] for own in weights.mean(2)]
-        loss = loss + options.timed * sum(taught) / len(taught)
+        placed, _ = placed_attention(weights, batch["place"][..., 0], there, sound, width)
+        loss = loss + options.timed * placed
         return loss, sums | {"loss": jax.lax.stop_gradient(loss)}
 
     def text_scores(

@@ -13,6 +13,7 @@ from crossattn.train.alignment_losses import (
     guided_columns,
     guided_spans,
     latent_alignment,
+    placed_attention,
     placed_prior,
     prior_alignment,
 )
@@ -163,6 +164,18 @@ def test_a_placed_prior_is_normal_around_known_places_and_padding_has_none():
     assert float(prior[0, 1, 1]) == pytest.approx(prior[0, 1, 2])
     empty = placed_prior(jnp.asarray(places), jnp.zeros((1, 4), jnp.int32), width)
     np.testing.assert_array_equal(empty, np.zeros((1, 4, 4)))
+
+
+def test_placed_attention_teaches_the_mean_of_the_heads_of_every_layer():
+    rng = np.random.default_rng(0)
+    weights = jnp.asarray(rng.dirichlet(np.ones(5), (3, 2, 4, 6)), jnp.float32)  # [L B N T S]
+    places = jnp.asarray(rng.uniform(0, 4, (2, 6)), jnp.float32)
+    target, source = jnp.array([[1] * 6, [1, 1, 0, 0, 0, 0]]), jnp.array([[1] * 5, [1, 1, 1, 0, 0]])
+    loss, sums = placed_attention(weights, places, target, source, 0.7)
+    prior = np.float64(placed_prior(places, source, 0.7))
+    surprise = -(prior * np.log(np.float64(weights).mean(2))).sum(-1)
+    close(loss, (surprise * (target > 0)).sum((1, 2)).mean())
+    assert sums["placed"] == loss
 
 
 def test_coverage_wants_of_every_source_token_its_share():
