@@ -159,6 +159,7 @@ class TextToSpeechTask(base.Task):
         if not self._timed:
             return found
         times = np.asarray(example["times"])
+        base.refuse_other_times(example, self.letters.length(example["text"]))
         seconds = (np.arange(len(target)) + 0.5) * self.model_config.group * HOP / RATE
         # A letter is read from its begin on, by its middle half a letter later.
         place = np.interp(seconds, times, np.arange(len(times))) - 0.5

@@ -24,7 +24,7 @@ from crossattn.types import NonNegative, Positive
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
-from experiments.tasks.base import Sums
+from experiments.tasks.base import Sums, refuse_other_times
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText, WrittenData
 
@@ -116,7 +116,10 @@ class TranscriptionTask(WritesText):
         group = example.get("family", example["id"])
         sound = example[data.get("sound", "audio")]
         found = {"id": example["id"], "group": group, "source": sound, "target": text}
-        return found | ({"place": self._places(text, example["times"])} if self.timed else {})
+        if not self.timed:
+            return found
+        refuse_other_times(example, len(text))
+        return found | {"place": self._places(text, example["times"])}
 
     def _places(self, text: str, times: Float[np.ndarray, " ends"]) -> Float[np.ndarray, "T 1"]:
         """Returns the encoder's vector in the middle of each predicted token; the end's is the last."""

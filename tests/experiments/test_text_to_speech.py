@@ -149,6 +149,11 @@ def test_times_that_examples_lack_are_refused(monkeypatch):
     monkeypatch.setattr(task.corpus, "split", lambda split: plain)
     with pytest.raises(DataError, match="examples of tones hold id, text, audio; .* reads 'times'"):
         task.refuse_unready()
+    plain[0] |= {"text": "bad  cab", "times": np.arange(9) * 0.04}  # blanks are read as one
+    with pytest.raises(
+        DataError, match="example a has 9 times; its text has 7 letters, .* 8: when"
+    ):
+        task.examples("validation")
 
 
 def test_a_share_of_the_steps_is_not_told_the_frame_before_and_only_in_training(

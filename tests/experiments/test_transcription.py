@@ -79,6 +79,8 @@ def test_times_teach_each_layer_where_a_token_is_said():
     assert len(expected) < len(example["target"])  # a token of several letters among them
     np.testing.assert_allclose(example["place"][:, 0], [*expected, 2 * end], atol=1e-4)
 
+    with pytest.raises(DataError, match="example a has 5 times; its text has 3 letters"):
+        timed.renamed({"id": "a", "audio": None, "text": " bad", "times": np.zeros(5)})
     params = jax.jit(timed.init)(jax.random.key(0))
     batch = next(iter(timed.numbered_batches("validation", None))).batch
     for weight in (0.0, 1.0):
