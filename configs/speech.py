@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from configs import parts
 
 ZOO = {"": 150}
-# With five voices, others were misunderstood three times as often.
+# With five voices, other voices had three times the word errors of the five (40 and 12 %).
 VOICES = ",".join(["en-us", *(f"en-us+{x}" for x in "m1 m3 m4 m6 m7 f1 f2 f3 f5".split())])
 HELD_OUT = "en-us+m2,en-us+f4"
 
