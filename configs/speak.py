@@ -47,10 +47,9 @@ def get_config(arg: str = ""):
         loss=dict(
             stop=1.0,
             stop_last=5.0,
-            guided=0.5,
-            guided_by="times",
-            guided_width=0.2,
-            times_width=0.7,
+            alignment="times",
+            alignment_weight=0.5,
+            alignment_width=0.7,
             unseen=0.2,
         ),
         optim=parts.adamw(name="muon", learning_rate=1e-2, schedule="cosine", warmup_steps=200),
@@ -68,7 +67,7 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config.model.update(prenet_dim=32, postnet_dim=32, dropout_rate=0.0)
     # A letter of tones has four frames.
     config.model.update(group=4, postnet_layers=5)
-    config.loss.update(guided=1.0, guided_by="diagonal", unseen=0.0)
+    config.loss.update(alignment="diagonal", alignment_weight=1.0, unseen=0.0)
     config.optim.update(learning_rate=4e-3, warmup_steps=8)
     config.train.update(steps=8, ema_decay=None, log_every=2, eval_every=0)
     config.checkpoint.update(every=4)

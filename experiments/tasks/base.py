@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from crossattn import decode, functional, models
-from crossattn.data.errors import DataError
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.packing import Layout
 from crossattn.data.pipeline import EvalBatches, feature_batches, feature_eval_batches
@@ -364,13 +363,4 @@ def _refuse_unfit(given: str, module: Any, asks: type, task: str) -> None:
     if found := lacking(module, asks):
         raise SettingsError(
             f"{given} and cannot be trained as a {task}: {module.__name__} {found}."
-        )
-
-
-def refuse_other_times(example: Mapping[str, Any], expected: int) -> None:
-    """Raises DataError where the times of an example are not those of its letters, and the last's end."""
-    if (count := len(example["times"])) != expected:
-        raise DataError(
-            f"example {example['id']} has {count} times; its text has {expected - 1} letters, which expect"
-            f" {expected}: when each begins, and the last ends."
         )

@@ -19,14 +19,11 @@ from crossattn import decode
 from crossattn.data.features import Letters, Vectors
 from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.nn.sublayers import split
-from crossattn.train.alignment_losses import (
-    diagonal_attention,
-    placed_attention,
-    relative_distance,
-)
+from crossattn.train.alignment_losses import diagonal_attention, relative_distance
 from crossattn.train.sharding import everywhere, mesh_of
 from crossattn.types import Count, NonNegative, Positive, Rate
 from experiments.tasks import base, protocols, sections
+from experiments.tasks.times import AlignmentInTime, refuse_other_times, times_loss
 
 NEAR = 0.1 + 1e-6
 """Relative distance from the diagonal, and of lengths, that is counted as near: a tenth, rounded or not."""
@@ -49,26 +46,20 @@ class SpeechData(sections.Data):
     mode: Literal["bucket", "pad"] = "bucket"
 
 
-@dataclass(frozen=True)
-class SpeechLoss:
+@dataclass(frozen=True, kw_only=True)
+class SpeechLoss(AlignmentInTime):
     """The loss of frames, stops and attention.
 
     Attributes:
       stop: weight of the loss of stops.
       stop_last: weight of the last step among them, which is one of many.
-      guided: weight of the loss of attention elsewhere than where letters are said.
-      guided_by: how that is known: from the diagonal, or from the times of letters, which examples have.
-      guided_width: relative distance from the diagonal at which the penalty is 0.4.
-      times_width: standard deviation, in letters, of the weights that times teach.
+      alignment: what teaches attention: nothing, the diagonal, or the times of letters, which examples have.
       unseen: share of the steps that are not told the frame before them, in training.
     """
 
     stop: NonNegative = 1.0
     stop_last: Positive = 5.0
-    guided: NonNegative = 1.0
-    guided_by: Literal["diagonal", "times"] = "diagonal"
-    guided_width: Positive = 0.2
-    times_width: Positive = 0.7
+    alignment: Literal["none", "diagonal", "times"] = "diagonal"
     unseen: Rate = 0.0
 
 
@@ -119,7 +110,7 @@ class TextToSpeechTask(base.Task):
         super().__init__(config, assets)
         self.mode = config.data.get("mode", "bucket")
         self.options = SpeechLoss(**config.get("loss", {}))
-        self._timed = self.options.guided_by == "times"
+        self._timed = self.options.alignment == "times"
         self._framed: dict[str, list[dict[str, Any]]] = {}
 
     def refuse_unready(self) -> None:
@@ -159,7 +150,7 @@ class TextToSpeechTask(base.Task):
         if not self._timed:
             return found
         times = np.asarray(example["times"])
-        base.refuse_other_times(example, self.letters.length(example["text"]))
+        refuse_other_times(example, self.letters.length(example["text"]) - 1)
         seconds = (np.arange(len(target)) + 0.5) * self.model_config.group * HOP / RATE
         # A letter is read from its begin on, by its middle half a letter later.
         place = np.interp(seconds, times, np.arange(len(times))) - 0.5
@@ -206,14 +197,14 @@ class TextToSpeechTask(base.Task):
         of_stop = jax.nn.softplus(jnp.where(last, -stop, stop))
         stops = total(of_stop * jnp.where(last, options.stop_last, 1.0))
         attention = weights.mean((0, 2))
-        if self._timed:
-            places, width = batch["place"][..., 0], options.times_width
-            guided, _ = placed_attention(weights, places, there, letters, width)
-        else:
-            guided, _ = diagonal_attention(attention, there, letters, options.guided_width)
         mel = error(refined)
-        loss = mel + square(refined) + error(groups) + square(groups)
-        loss = loss + options.stop * stops + options.guided * guided
+        loss = mel + square(refined) + error(groups) + square(groups) + options.stop * stops
+        if self._timed:
+            aligned = times_loss(weights, batch, letters, options.alignment_width)
+            loss = loss + options.alignment_weight * aligned
+        elif options.alignment == "diagonal":
+            aligned, _ = diagonal_attention(attention, there, letters)
+            loss = loss + options.alignment_weight * aligned
         far = relative_distance(there, letters)
         place = jnp.argmax(attention, axis=-1)[..., None]
         near = total(jnp.take_along_axis(far, place, axis=-1)[..., 0] <= NEAR)

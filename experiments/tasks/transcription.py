@@ -18,14 +18,13 @@ from crossattn import models
 from crossattn.data.features import SoundWindow, Text, Vectors
 from crossattn.data.mel import HOP, RATE
 from crossattn.models.whisper import STRIDE
-from crossattn.train.alignment_losses import placed_attention
 from crossattn.train.evaluate import translation_scores, word_error_rate
-from crossattn.types import NonNegative, Positive
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
-from experiments.tasks.base import Sums, refuse_other_times
+from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
+from experiments.tasks.times import AlignmentInTime, refuse_other_times, times_loss
 from experiments.tasks.written import WritesText, WrittenData
 
 _COMPARED = 48  # frames to which sounds are stretched, to find the nearest
@@ -44,23 +43,15 @@ class TranscriptionData(WrittenData):
     text: str = "text"
 
 
-@dataclass(frozen=True)
-class TranscriptionLoss(sections.CrossEntropy):
-    """The loss of tokens and of attention.
-
-    Attributes:
-      timed: weight of the loss of attention elsewhere than where a token is said, of examples with "times".
-      timed_width: standard deviation, in seconds, of the weights that times teach.
-    """
-
-    timed: NonNegative = 0.0
-    timed_width: Positive = 0.06
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionLoss(AlignmentInTime, sections.CrossEntropy):
+    """The loss of tokens and of attention."""
 
 
 class TranscriptionTask(WritesText):
     """A Whisper, and examples {"id", "audio", "text"}, whose values may have other names.
 
-    With ``loss.timed``, examples have "times" too, the seconds at which each letter begins and the last ends.
+    With ``loss.alignment="times"``, examples have "times" too, see ``experiments.tasks.times``.
     """
 
     sections = WritesText.sections | {
@@ -88,7 +79,7 @@ class TranscriptionTask(WritesText):
     @property
     def timed(self) -> bool:
         """Whether attention learns the times of tokens."""
-        return self.config.loss.get("timed", 0.0) > 0
+        return self.config.loss.get("alignment", "none") == "times"
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.get("text", "text"), whole=True)
@@ -118,7 +109,7 @@ class TranscriptionTask(WritesText):
         found = {"id": example["id"], "group": group, "source": sound, "target": text}
         if not self.timed:
             return found
-        refuse_other_times(example, len(text))
+        refuse_other_times(example, len(text) - 1)  # the blank is none
         return found | {"place": self._places(text, example["times"])}
 
     def _places(self, text: str, times: Float[np.ndarray, " ends"]) -> Float[np.ndarray, "T 1"]:
@@ -137,11 +128,10 @@ class TranscriptionTask(WritesText):
         model, batch = self.bind(params), self.seen(batch)
         hidden, weights = self._read(model, batch, key, return_weights=True)
         loss, sums = self.cross_entropy(model, hidden, batch)
-        options, there = self.config.loss, batch["target_segment_ids"]
+        options, there = TranscriptionLoss(**self.config.loss), batch["target_segment_ids"]
         sound = jnp.ones((len(there), weights.shape[-1]), jnp.int32)
-        width = options.timed_width * RATE / HOP / STRIDE
-        placed, _ = placed_attention(weights, batch["place"][..., 0], there, sound, width)
-        loss = loss + options.timed * placed
+        aligned = times_loss(weights, batch, sound, options.alignment_width)
+        loss = loss + options.alignment_weight * aligned
         return loss, sums | {"loss": jax.lax.stop_gradient(loss)}
 
     def text_scores(

@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
 
     groups, refined, stop, weights = map(np.float64, outputs(params))
     found = dict(loss=0.0, mel=0.0, diagonal=0.0, stop=0.0, weight=0.0)
-    width = task.config.loss.guided_width
+    width = 0.2  # of the paper
     for row in range(len(groups)):
         T, S = (int((batch[f"{n}_segment_ids"][row] > 0).sum()) for n in ("target", "source"))
         true, own = np.float64(batch["target"][row, :T]), weights[:, row, :, :T, :S].mean((0, 1))
@@ -111,17 +111,17 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
 def test_times_teach_each_layer_which_letter_a_group_says(task, params):
     """A letter of tones lasts a group, so group t says letter t, and the end follows the last."""
     config = config_file.get_config("tiny")
-    config.loss.guided_by = "times"
+    config.loss.alignment = "times"
     timed = make_task(config)
     timed.refuse_unready()
     example = timed.examples("validation", 1)[0]
     np.testing.assert_allclose(example["place"][:, 0], np.arange(len(example["target"])), atol=1e-4)
     batch = next(iter(timed.eval_batches("validation", None)))
     losses = {}
-    for guided in (0.0, 1.0):
-        config.loss.guided = guided
+    for weight in (0.0, 1.0):
+        config.loss.alignment_weight = weight
         task = make_task(config)
-        losses[guided] = float(jax.jit(lambda p, b, t=task: t.loss(p, b, None))(params, batch)[0])
+        losses[weight] = float(jax.jit(lambda p, b, t=task: t.loss(p, b, None))(params, batch)[0])
 
     @jax.jit
     def attention(params):
@@ -135,7 +135,7 @@ def test_times_teach_each_layer_which_letter_a_group_says(task, params):
     for row, ids in enumerate(batch["target_segment_ids"]):
         S = int((batch["source_segment_ids"][row] > 0).sum())
         for t in range(int((ids > 0).sum())):
-            near = np.exp(-((t - np.arange(S)) ** 2) / (2 * config.loss.times_width**2))
+            near = np.exp(-((t - np.arange(S)) ** 2) / (2 * config.loss.alignment_width**2))
             own = np.log(weights[:, row, t, :S])
             expected -= (near / near.sum() * own).sum(-1).mean()
     assert losses[1.0] - losses[0.0] == pytest.approx(expected, rel=1e-4)
@@ -143,7 +143,7 @@ def test_times_teach_each_layer_which_letter_a_group_says(task, params):
 
 def test_times_that_examples_lack_are_refused(monkeypatch):
     config = config_file.get_config("tiny")
-    config.loss.guided_by = "times"
+    config.loss.alignment = "times"
     task = make_task(config)
     plain = [{"id": "a", "text": "bad", "audio": sound_of("bad")}]
     monkeypatch.setattr(task.corpus, "split", lambda split: plain)

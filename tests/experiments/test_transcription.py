@@ -68,7 +68,7 @@ def test_values_of_other_names_are_heard_and_written(task):
 def test_times_teach_each_layer_where_a_token_is_said():
     """A letter of tones lasts two vectors of the encoder, so letters a to b have their middle at a + b."""
     config = speech.get_config("tiny")
-    config.loss.timed, losses = 1.0, {}
+    config.loss.alignment, losses = "times", {}
     timed = make_task(config)
     timed.refuse_unready()
     example, tokenizer = timed.examples("validation")[0], timed.corpus.tokenizer
@@ -87,7 +87,7 @@ def test_times_teach_each_layer_where_a_token_is_said():
         own = {
             name: value for name, value in batch.items() if weight or not name.startswith("place")
         }
-        config.loss.timed = weight
+        config.loss.update(alignment="times" if weight else "none", alignment_weight=weight)
         task = make_task(config)
         loss, sums = jax.jit(lambda p, b, t=task: t.loss(p, b, None))(params, own)
         losses[weight] = float(loss)
@@ -101,7 +101,7 @@ def test_times_teach_each_layer_where_a_token_is_said():
         **{name: arrays[name] for name in named},
         return_weights=True,
     )
-    surprise, width = 0.0, 50 * config.loss.timed_width
+    surprise, width = 0.0, config.loss.alignment_width
     for row, ids in enumerate(batch["target_segment_ids"]):
         for t in np.flatnonzero(ids):
             far = batch["place"][row, t, 0] - np.arange(weights.shape[-1])
