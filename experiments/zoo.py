@@ -2,6 +2,7 @@
 
     python -m experiments.zoo
     python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
+    python -m experiments.zoo --split=validation --only=fashion_vit --steps=1500   # to choose its steps
 
 Each config's ``tiny`` variant is trained on its synthetic data by Muon, all seeds as one program. The task
 of a row has its metric (``headline``), its memory and its baselines, of which the table has the best on the
@@ -38,6 +39,7 @@ from crossattn.train.state import TrainState
 from crossattn.train.storage import folder
 from experiments import launch, report
 from experiments.initial import initial
+from experiments.runs import SPLIT
 from experiments.settings import train_config
 from experiments.tasks import make_task
 
@@ -47,14 +49,13 @@ _STEPS = flags.DEFINE_integer(
     "steps", None, "Of each run; default: what the config says.", lower_bound=1
 )
 _TABLE = flags.DEFINE_string("table", None, "Also write the table into this file, as JSON.")
-FLAGS = (_ONLY, _SEEDS, _STEPS, _TABLE)
+FLAGS = (_ONLY, _SEEDS, _STEPS, SPLIT, _TABLE)
 
 STEPS = 800
 """Steps of a run, where the config file says nothing else."""
 
 _OPTIM = dict(name="muon", learning_rate=1e-2)  # in a third of the steps that AdamW needs
 _CONFIGS = Path(__file__).parents[1] / "configs"
-_SPLIT = "test"
 _TITLES = (
     *("architecture", "config", "task", "parameters", "baseline", "reached", "blind", "shuffled"),
     *("learnt", "s"),
@@ -119,13 +120,16 @@ def main(arguments: Sequence[str]) -> int:
     seconds = time.process_time() - begun
     print(table(rows))
     print(
-        f"\n{len(rows)} rows of {_SEEDS.value} runs in {seconds / 60:.1f} minutes of processor time."
+        f"\n{len(rows)} rows of {_SEEDS.value} runs, scored on {SPLIT.value}, in {seconds / 60:.1f}"
+        " minutes of processor time."
     )
     without = sorted(set(models.known()) - {row.architecture for row in rows})
     if without and _ONLY.value is None:
         print(f"No config trains {', '.join(without)} by itself.")
     if path is not None:
-        report.save({"seconds": seconds, "rows": [asdict(row) for row in rows]}, path)
+        report.save(
+            {"split": SPLIT.value, "seconds": seconds, "rows": [asdict(row) for row in rows]}, path
+        )
     return 1 if any(row.failed for row in rows) else 0
 
 
@@ -202,7 +206,7 @@ def _train(row: Row, config: Any, seeds: int) -> None:
 
 
 def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
-    return task.split_loss(params, _SPLIT, change)[row.metric]
+    return task.split_loss(params, SPLIT.value, change)[row.metric]
 
 
 def _trained(
@@ -233,10 +237,10 @@ def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
     suffix = f"_{row.metric}"
     found = {
         name.removesuffix(suffix).replace("_", " "): value
-        for name, value in task.headline_baselines(_SPLIT).items()
+        for name, value in task.headline_baselines(SPLIT.value).items()
         if name.endswith(suffix)
     }
-    found = found or {"before training": task.split_loss(params, _SPLIT)[row.metric]}
+    found = found or {"before training": task.split_loss(params, SPLIT.value)[row.metric]}
     best = (max if row.best == "max" else min)(found, key=found.__getitem__)
     return best, found[best]
 

@@ -31,7 +31,7 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     good.train.steps, bad.model.num_heads = 4, 5
     monkeypatch.setattr(zoo, "experiments", lambda steps: {"broken": bad, "whole": good})
     code, out, err = launched("zoo", "--seeds=2", f"--table={tmp_path / 'zoo.json'}")
-    assert code == 1 and "2 rows of 2 runs" in out
+    assert code == 1 and "2 rows of 2 runs, scored on test" in out
     table = [line.split(" | ") for line in out.splitlines() if line.startswith("|")]
     assert [row[0].strip("| ") for row in table][2:] == ["decoder", "decoder"]
     broken, whole = json.loads((tmp_path / "zoo.json").read_text())["rows"]
@@ -39,6 +39,29 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     assert len(set(whole["reached"])) == 2 and whole["metric"] == "nll"
     assert whole["baseline"] == "trigrams" and 0 < whole["must_beat"] < np.log(400)
     assert "failed" in err and "**none**" in err  # after four steps
+
+
+def test_the_validation_split_is_scored_alone_to_choose_steps(launched, monkeypatch, tmp_path):
+    config = get_config("lm_small", "tiny")
+    config.train.steps, scored = 2, []
+    monkeypatch.setattr(zoo, "experiments", lambda steps: {"whole": config})
+    task, whole = type(make_task(config)), type(make_task(config)).split_loss
+    monkeypatch.setattr(
+        task,
+        "split_loss",
+        lambda self, params, split, *a: scored.append(split) or whole(self, params, split, *a),
+    )
+    baselines = task.headline_baselines
+    monkeypatch.setattr(
+        task,
+        "headline_baselines",
+        lambda self, split: scored.append(split) or baselines(self, split),
+    )
+    code, out, _ = launched(
+        "zoo", "--seeds=2", "--split=validation", f"--table={tmp_path / 'zoo.json'}"
+    )
+    assert code == 0 and "scored on validation" in out and scored == ["validation"] * 3
+    assert json.loads((tmp_path / "zoo.json").read_text())["split"] == "validation"
 
 
 def test_baselines_of_the_headline_are_those_of_all_that_have_its_metric():
