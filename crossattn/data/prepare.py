@@ -13,16 +13,10 @@ import hashlib
 import json
 import logging
 import os
-import pickle
-import queue
 import re
-import subprocess
-import sys
-import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
+from loky import BrokenProcessPool, ProcessPoolExecutor
 from tqdm import tqdm
 
 from crossattn.data import fetch, sources
@@ -398,117 +393,35 @@ def _forget_wrong_files(folder: Path) -> None:
 def _by_processes(
     corpus: PreparedCorpus, shards: Mapping[str, range], workers: int
 ) -> Iterator[int]:
-    """Yields the number of examples of each shard, as processes write them."""
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    """Yields the number of examples of each shard, as processes write them.
 
-    def write(shard: str, indices: range) -> int:
-        worker = idle.get()
-        try:
-            return worker.ask((shard, indices))
-        finally:
-            idle.put(worker)
-
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
-        started = [stack.enter_context(contextlib.closing(_Worker())) for _ in range(workers)]
-        try:
-            for worker in started:
-                worker.ask(corpus)
-                idle.put(worker)
-            for done in as_completed([threads.submit(write, *shard) for shard in shards.items()]):
-                yield done.result()
-        except (EOFError, BrokenPipeError) as error:
-            raise DataUnavailable(
-                f"a process that prepared {corpus.name} ended by itself (was there too little memory?); "
-                "what is finished is kept: start again to go on"
-            ) from error
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-            for worker in started:  # which ends the threads that wait for their answers
-                worker.kill()
-
-
-class _Worker:
-    """A process that runs `serve`.
-
-    The processes of `concurrent.futures` import the program that starts them, and JAX with it: 0.9 s and
-    141 MiB each.
+    The processes of loky do not import the program that starts them, and JAX with it.
     """
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the process that ends this one
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "TOKENIZERS_PARALLELISM": "false",  # the processes are as many as the cores
-            },
-        )
-
-    def ask(self, request: Any) -> Any:
-        """Sends a request and returns the answer.
-
-        Raises:
-          EOFError, BrokenPipeError: the process ended.
-          Exception: the process raised it.
-        """
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        pickle.dump(request, process.stdin)
-        process.stdin.flush()
-        answer = pickle.load(process.stdout)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Ends the process and closes the pipes."""
-        self.kill()
-        with contextlib.suppress(BrokenPipeError), self._process:
-            pass
-
-
-def serve() -> None:
-    """Writes shards of one corpus for the process at the other end of stdin and stdout, and ends with it.
-
-    The first request is the corpus, every other one the name of a shard and the indices of its examples. The
-    answer is the number of examples, or an exception.
-    """
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints does not write among the answers
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
-    corpus = source = None
-    while True:
-        request = requests.get()
-        try:
-            if corpus is None:
-                corpus, answer = request, 0
-            else:
-                source = corpus.examples() if source is None else source
-                answer = _write_shard(corpus, source, *request)
-        except Exception as error:
-            answer = error
-        pickle.dump(answer, answers)
-        answers.flush()
-
-
-def _receive(requests: queue.SimpleQueue[Any]) -> None:
-    """Queues the requests of stdin, and ends the process when stdin ends, even amid a shard."""
+    few = {"TOKENIZERS_PARALLELISM": "false"}  # the processes are as many as the cores
+    # Those of a program that is killed end after so many idle seconds.
+    pool = ProcessPoolExecutor(workers, timeout=2, env=os.environ | few)
     try:
-        while True:
-            requests.put(pickle.load(sys.stdin.buffer))
-    except EOFError:
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+        tasks = [pool.submit(_write_shard_of, corpus, *shard) for shard in shards.items()]
+        for done in as_completed(tasks):
+            yield done.result()
+    except BrokenProcessPool as error:
+        raise DataUnavailable(
+            f"a process that prepared {corpus.name} ended by itself (was there too little memory?); "
+            "what is finished is kept: start again to go on"
+        ) from error
+    finally:
+        pool.shutdown(kill_workers=True)
+
+
+_OPENED: dict[Path, Sequence[Mapping[str, Any]]] = {}
+"""The examples of a corpus by its folder, in a process that writes its shards."""
+
+
+def _write_shard_of(corpus: PreparedCorpus, shard: str, indices: range) -> int:
+    """Writes a shard in a process of its own, which opens the corpus once."""
+    if corpus.folder not in _OPENED:
+        _OPENED[corpus.folder] = corpus.examples()
+    return _write_shard(corpus, _OPENED[corpus.folder], shard, indices)
 
 
 def _unwritable(folder: Path, error: OSError) -> DataUnavailable:
