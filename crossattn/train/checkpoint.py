@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,12 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from crossattn.train import processes, storage
+from crossattn.train import processes, seal, storage
 from crossattn.train.errors import CheckpointError
 from crossattn.train.state import TrainState, from_json, to_json
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
-_SEAL = "_FILES.json"
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Checkpoints:
         }
         # A copy: Orbax writes it later, when the caller may have changed its values.
         record = json.loads(json.dumps(record))
-        record["checksum"] = _crc_of(record)
+        record["checksum"] = seal.crc_of(record)
         self.wait()
         if self._best[0] is not None:
             self._goodness[step] = _goodness(metrics, *self._best)
@@ -187,7 +185,7 @@ class Checkpoints:
         if processes.is_main():
             for folder in storage.children(self.directory):
                 if folder.name.partition(".")[0] == str(self._sealing):  # or its temporary name
-                    seal(folder)
+                    seal.write_seal(folder)
 
     def _goodness_of(self, step: int) -> float:
         try:
@@ -288,64 +286,6 @@ def quiet_orbax() -> Iterator[None]:
         logger.removeFilter(other)
 
 
-def seal(folder: Folder) -> None:
-    """Writes the size and CRC of every file of a checkpoint into a file next to them.
-
-    Orbax adds times to its metadata when it commits; the record in it has a checksum of its own.
-    """
-    files = _fingerprints(folder)
-    files.pop("_CHECKPOINT_METADATA", None)
-    storage.write_whole(folder / _SEAL, json.dumps({"files": files, "checksum": _crc_of(files)}))
-
-
-def check_seal(folder: Folder) -> None:
-    """Compares the files of a checkpoint with its seal.
-
-    Raises:
-        ValueError: a file is missing or differs from the sealed one.
-    """
-    try:
-        sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
-        if sealed["checksum"] != _crc_of(sealed["files"]):
-            raise ValueError("its own checksum is wrong")
-        found = _fingerprints(folder)
-        wrong = [name for name, file in sealed["files"].items() if not _same(found.get(name), file)]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        wrong = [_SEAL]
-    if wrong:
-        raise ValueError(f"the file {wrong[0]} is missing or damaged")
-
-
-def _same(found: list[int | None] | None, sealed: list[int | None]) -> bool:
-    """Compares sizes and, if both are known, CRCs."""
-    if found is None or None not in (found[1], sealed[1]):
-        return found == sealed
-    return found[0] == sealed[0]
-
-
-def _fingerprints(folder: Folder) -> dict[str, list[int | None]]:
-    """Returns [size, CRC-32] of every file but the seal; a store checks bits itself, and has no CRC."""
-    remote = storage.in_store(folder)
-    return {
-        name: [size, None if remote else _crc_in(folder / name)]
-        for name, size in sorted(storage.sizes(folder).items())
-        if not name.startswith(_SEAL)
-    }
-
-
-def _crc_in(path: Folder) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def _crc_of(value: Any) -> int:
-    """Computes the CRC-32 of a JSON-able value in a canonical layout."""
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
-
-
 def _context() -> ocp.Context:
     context = ocp.Context()
     # Trained float32 hardly compresses.
@@ -380,7 +320,7 @@ def _read(folder: Folder, wanted: _Wanted) -> tuple[dict[str, Any], dict[str, An
     checked: dict[str, Any] = {}
     if processes.is_main():
         try:
-            check_seal(folder)
+            seal.check_seal(folder)
             checked = {"record": _read_record(folder)}
         except Exception as error:
             checked = {"wrong": _one_line(error)}
@@ -411,7 +351,7 @@ def _read_record(folder: Folder) -> dict[str, Any]:
     if not isinstance(record, dict) or str(record.get("step")) != folder.name:
         raise ValueError("its metadata is missing or damaged")
     rest = {key: value for key, value in record.items() if key != "checksum"}
-    if record.get("checksum") != _crc_of(rest):
+    if record.get("checksum") != seal.crc_of(rest):
         raise ValueError("its metadata is damaged: the checksum does not match")
     return record
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from toy_task import AXES, ToyTask, assert_same
 
-from crossattn.train.checkpoint import Checkpoints, check_seal, load_params, steps_in
+from crossattn.train import seal
+from crossattn.train.checkpoint import Checkpoints, load_params, steps_in
 from crossattn.train.errors import CheckpointError
 from crossattn.train.optim import OptimConfig, make_optimizer
 from crossattn.train.state import TrainState, init_state
@@ -213,9 +214,9 @@ def test_no_flipped_bit_in_any_file_goes_unnoticed(small):
             continue
         for place in flips(path, every=29):
             with pytest.raises(ValueError, match="is missing or damaged"):
-                check_seal(directory / "2")
+                seal.check_seal(directory / "2")
                 print(path, place)
-    check_seal(directory / "2")
+    seal.check_seal(directory / "2")
 
 
 def test_whichever_file_is_damaged_the_checkpoint_before_is_taken(small, caplog):
@@ -239,7 +240,7 @@ def test_a_checkpoint_is_sealed_before_it_counts(opened, state):
     checkpoints.save(1, state)
     while steps_in(checkpoints.directory) != [1]:
         time.sleep(0.001)
-    check_seal(checkpoints.directory / "1")
+    seal.check_seal(checkpoints.directory / "1")
 
 
 def test_the_best_is_not_guessed_when_a_record_is_damaged(saved, state, tmp_path):
