@@ -1,5 +1,6 @@
 """Next-token prediction: a decoder-only model on one side of a corpus."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,20 @@ class LanguageModelTask(TextTask):
             key=key,
         )
         return self.cross_entropy(model, hidden, batch)
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """Returns the losses of a split, and ``bits_per_byte``, which other tokenizers can be held to.
+
+        Ends of texts count as tokens that have no byte.
+        """
+        results, bits, size = super().report(params, split, **options), 0.0, 0
+        for item in self.numbered_batches(split, None):
+            batch = item.batch
+            bits += float(self.told(batch).sum()) * results["nll"] / math.log(2)
+            for ids, segments in zip(batch["target_out"], batch["target_segment_ids"], strict=True):
+                texts = [ids[segments == i].tolist() for i in range(1, segments.max() + 1)]
+                size += sum(len(x.encode()) for x in self.corpus.tokenizer.decode_batch(texts))
+        return results | {"bits_per_byte": bits / size}
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns the model's most likely text, where it can decode."""

@@ -226,6 +226,19 @@ def test_a_language_model_goes_on_with_texts(launched, language_model):
         assert line == tokenizer.decode(ids)
 
 
+def test_bits_a_byte_are_of_the_texts_that_were_scored(language_model):
+    task = make_task(saved_config(language_model), language_model / "assets")
+    tokenizer, most = task.corpus.tokenizer, task.config.data.target_len
+    found = task.report(runs.parameters(task, language_model), "test")
+    side = task.config.data.side
+    ids = [tokenizer.encode(pair[side]) for pair in task.corpus.split("test")]
+    tokens = sum(min(len(each) + 1, most) for each in ids)
+    size = sum(len(tokenizer.decode(each[:most]).encode()) for each in ids)
+    assert found["bits_per_byte"] == pytest.approx(
+        found["nll"] * tokens / np.log(2) / size, rel=1e-5
+    )
+
+
 def test_a_language_model_draws_by_the_seed_and_stops_at_a_length(launched, language_model):
     def said(*options):
         arguments = (f"--workdir={language_model}", "--max_new_tokens=5", *options, "the")
