@@ -24,7 +24,7 @@ from absl import flags
 from crossattn import viz
 from crossattn.train.records import RunRecord, read_run
 from crossattn.train.storage import folder, write_whole
-from experiments import launch
+from experiments import launch, report
 from experiments.intervals import Interval, difference, ratio
 from experiments.runs import SPLIT
 from experiments.text_scores import Bin, by_length, draw, paired, said, texts_of
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     tables[f"BLEU by the length of the source, {SPLIT.value}"] = lengths(bins)
     for title, rows in tables.items():
         if len(rows) > 1:
-            print(f"{title}\n{markdown(rows)}\n")
+            print(f"{title}\n{report.markdown(rows)}\n")
     if picture is None and page is None:
         return 0
     drawn = "BLEU by length" if bins else "Learning curves"
@@ -236,17 +236,6 @@ def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows as a Markdown table, the first one its head, columns aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    lines.insert(1, " | ".join("-" * width for width in widths))
-    return "\n".join(f"| {line} |" for line in lines)
 
 
 _STYLE = """body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem }

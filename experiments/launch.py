@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import importlib.util
 import os
 import platform
 import signal
@@ -186,11 +185,8 @@ def writable(path: Folder) -> None:
 
 def need(*modules: str, install: str) -> None:
     """Raises Refused without modules that ``pip install`` of ``install`` brings."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        quoted = f"'{install}'" if "[" in install else install
-        raise Refused(f"{' and '.join(missing)} {verb} not installed: pip install {quoted}")
+    if lack := options.lacking(*modules, install=install):
+        raise Refused(lack)
 
 
 def complain(error: BaseException) -> None:

@@ -146,14 +146,21 @@ class Options(argparse.ArgumentParser):
 
     def needs(self, *modules: str, install: str) -> None:
         """Ends the script with a line where modules are missing."""
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        if missing:
-            self.error(f"{' and '.join(missing)} missing: pip install '{install}'")
+        if lack := lacking(*modules, install=install):
+            self.error(lack)
 
     def error(self, message: str) -> NoReturn:
         """Prints one line, and ends with exit code 2."""
         print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
         sys.exit(2)
+
+
+def lacking(*modules: str, install: str) -> str:
+    """Returns a line on modules that are missing, which ``pip install`` of ``install`` brings, or ""."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    verb = "is" if len(missing) == 1 else "are"
+    quoted = f"'{install}'" if "[" in install else install
+    return f"{' and '.join(missing)} {verb} not installed: pip install {quoted}" if missing else ""
 
 
 def _command() -> str:

@@ -1,7 +1,7 @@
-"""Results of launchers, as a table and as JSON."""
+"""Results of launchers, as tables and as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crossattn.train import processes
@@ -24,6 +24,17 @@ def show(results: Mapping[str, Any]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"  {name:<{width}}  {text}")
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows as a Markdown table, the first one its head, columns aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _text(value: Any) -> str:

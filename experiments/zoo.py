@@ -254,14 +254,7 @@ def _architecture(task: Any) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Returns the rows as a Markdown table."""
-    cells = [_TITLES, *map(_cells, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_TITLES))]
-    lines = [
-        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
-    lines.insert(1, " | ".join("-" * width for width in widths))
-    return "\n".join(f"| {line} |" for line in lines)
+    return report.markdown([_TITLES, *map(_cells, rows)])
 
 
 def _cells(row: Row) -> tuple[str, ...]:

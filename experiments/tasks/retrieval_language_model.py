@@ -17,8 +17,7 @@ import numpy as np
 from crossattn import models
 from crossattn.data.features import Neighbours, Window
 from crossattn.data.neighbours import overlap
-from crossattn.data.pipeline import EvalBatches, feature_eval_batches
-from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
@@ -124,19 +123,9 @@ class RetrievalLanguageModelTask(LanguageModelTask):
     def examples(self, split: str, count: int | None = None) -> Sequence[Any]:
         return self.retrieval.examples(split)
 
-    def train_iterator(self, shard_index: int, shard_count: int) -> Any:
-        return self.train_batches(self.examples("train"), self.features, (shard_index, shard_count))
-
-    def eval_batches(self, split: str, mesh: Any) -> Any:
-        return (item.batch for item in self.numbered_batches(split, mesh))
-
-    def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
-        return feature_eval_batches(
-            self.examples(split),
-            self.features,
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
+    # Those of a feature, not of packed texts.
+    train_iterator = base.Task.train_iterator
+    numbered_batches = base.Task.numbered_batches
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         return base.shapes_of(base.feature_batch(self.features, self.config.data.batch_size))

@@ -29,9 +29,6 @@ class Window(Feature):
     def length(self, value: Any) -> int:
         return len(_ids(value)) - 1
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        return np.array([self.length(value) for value in values], np.int64)
-
     def prepare(self, value: Any) -> Int[np.ndarray, " tokens"]:
         """Returns the ids, cut to the most; DataError where they are none, or fewer than two."""
         return _ids(value)[: self.max_length + 1]
