@@ -32,7 +32,7 @@ def get_config(arg: str = ""):
     )
     data = dict(
         name="espeak/en-us",
-        options=dict(longest=50, times=True),
+        options=dict(longest=50),
         data_dir=placeholder(str),
         letters="abcdefghijklmnopqrstuvwxyz ,.?'",
         batch_size=16,

@@ -28,7 +28,7 @@ def get_config(arg: str = ""):
         "transcription",
         data=dict(
             name=f"espeak/{VOICES}",
-            options=dict(longest=40, held_out=HELD_OUT, times=True),
+            options=dict(longest=40, held_out=HELD_OUT),
             data_dir=parts.placeholder(str),
             batch_size=16,
             target_len=48,

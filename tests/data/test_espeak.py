@@ -18,25 +18,34 @@ from tests.data.conftest import help_pages, write_deb
 TEXTS = [f"read the {a} of {b}." for a in ("name", "line", "page") for b in "abcdefghijklmnopqrst"]
 
 
+def line(sound, events):
+    """What the process says of a text: a sound of 16-bit numbers, and events."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(np.asarray(sound).astype("<i2").tobytes())
+    said = {"wav": base64.b64encode(buffer.getvalue()).decode(), "events": events}
+    return json.dumps(said).encode()
+
+
 @pytest.fixture
 def voices(monkeypatch, tmp_path):
-    """A program that says a tone of a hundredth of a second for each letter, between silences."""
+    """A process that says a tone of a hundredth of a second for each letter, between silences."""
     said = []
 
     def run(command, *, input, env, capture_output):
-        voice = command[command.index("-v") + 1]
-        said.append((voice, input.decode()))
+        voice, lines = command[-2], []
         if voice == "xx":
-            return subprocess.CompletedProcess(
-                command, 1, b"", b"Error: The specified espeak-ng voice does not exist.\n"
-            )
-        tone = np.sin(np.arange(160 * len(input)) * (0.2 if voice == "low" else 0.9))
-        sound = np.concatenate([np.zeros(4000), 0.5 * tone, np.zeros(8000)])
-        buffer = io.BytesIO()
-        with wave.open(buffer, "wb") as file:
-            file.setparams((1, 2, 16000, 0, "NONE", ""))
-            file.writeframes((sound * 2**15).astype("<i2").tobytes())
-        return subprocess.CompletedProcess(command, 0, buffer.getvalue(), b"")
+            wrong = b"Error: The specified espeak-ng voice does not exist.\n"
+            return subprocess.CompletedProcess(command, 1, b"", wrong)
+        for text in json.loads(input):
+            said.append((voice, text))
+            tone = np.sin(np.arange(160 * len(text)) * (0.2 if voice == "low" else 0.9))
+            sound = np.concatenate([np.zeros(4000), 0.5 * tone, np.zeros(8000)])
+            each = [("phoneme", i, 0, 0.25 + i / 100, "a") for i in range(len(text))]
+            end = ("phoneme", len(text), 0, 0.25 + len(text) / 100, "_:")
+            lines.append(line(sound * 2**15, [("word", 0, len(text), 0.25, ""), *each, end]))
+        return subprocess.CompletedProcess(command, 0, b"\n".join(lines), b"")
 
     monkeypatch.setattr(espeak.subprocess, "run", run)
     monkeypatch.setattr(espeak, "all_sentences", lambda data_dir: TEXTS)
@@ -66,6 +75,10 @@ def test_silence_around_the_words_is_cut_and_sounds_are_made_once(voices):
     lengths = [len(example["audio"]) - 160 * len(example["text"]) for example in first]
     assert all(0 < more <= 3 * 160 for more in lengths)
     assert np.abs(first[0]["audio"]).max() == pytest.approx(0.5, abs=0.01)
+    for example in first:  # a letter lasts a hundredth of a second, after the silence that stays
+        letters = len(example["text"])
+        expected = (160 * np.arange(letters + 1) + HOP) / 16000
+        np.testing.assert_allclose(example["times"], expected, atol=0.01)
     before = len(voices)
     again = sources.open_source("espeak/low", "train")
     assert len(voices) == before == len(first)
@@ -218,14 +231,8 @@ def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path)
             return subprocess.CompletedProcess(command, 1, b"", b"the voice does not exist\n")
         if voice == "yy":
             return subprocess.CompletedProcess(command, 1, b"", b"OSError: libespeak-ng.so.1\n")
-        buffer = io.BytesIO()
-        with wave.open(buffer, "wb") as file:
-            file.setparams((1, 2, 16000, 0, "NONE", ""))
-            file.writeframes(
-                np.repeat([0, 2**14], [int(silent * rate), 800]).astype("<i2").tobytes()
-            )
-        line = {"wav": base64.b64encode(buffer.getvalue()).decode(), "events": EVENTS}
-        return subprocess.CompletedProcess(command, 0, json.dumps(line).encode(), b"")
+        sound = np.repeat([0, 2**14], [int(silent * rate), 800])
+        return subprocess.CompletedProcess(command, 0, line(sound, EVENTS), b"")
 
     monkeypatch.setattr(espeak.subprocess, "run", run)
     program = tmp_path / "usr/bin/espeak-ng", {"LD_LIBRARY_PATH": "there"}
@@ -236,7 +243,7 @@ def test_sounds_come_with_times_from_a_process_of_its_own(monkeypatch, tmp_path)
     monkeypatch.setattr(espeak, "all_sentences", lambda data_dir: [SAID])
     monkeypatch.setattr(espeak, "split_of", lambda text: "train")
     for _ in range(2):  # made, and read again
-        (example,) = espeak.open_split("en-us", "train", data_dir=tmp_path, times=True)
+        (example,) = espeak.open_split("en-us", "train", data_dir=tmp_path)
         np.testing.assert_array_equal(example["audio"], audio[4800 - HOP :])
         cut = espeak.letter_times(SAID, EVENTS) - (silent - HOP / rate)
         np.testing.assert_allclose(example["times"], cut, atol=1e-6)

@@ -37,7 +37,6 @@ OPTIONS = {
         int, "Sentences of so many most frequent words alone; 0 is any words.", "[0, inf)"
     ),
     "turns": Option(bool, "Each training sentence is read by one of the voices, in turn."),
-    "times": Option(bool, "Examples tell when each letter is said; see letter_times."),
     "held_out": Option(
         str, "Voices of validation and test, A,B; 'none' takes the training voices."
     ),
@@ -60,13 +59,12 @@ def open_split(
     sentences: int = 0,
     words: int = 0,
     turns: bool = False,
-    times: bool = False,
     held_out: str = "none",
 ) -> Sequence[Example]:
-    """Returns examples {"id", "text", "family", "voice", "audio"}: audio float32 at 16 kHz, about 2 s.
+    """Returns examples {"id", "text", "family", "voice", "audio", "times"}, of about 2 s.
 
-    The family is the text, since what several voices say is one sentence. With ``times``, examples have
-    "times" too, [letters + 1] of ``letter_times``.
+    The family is the text, since what several voices say is one sentence; "audio" is float32 at 16 kHz,
+    "times" [letters + 1] of ``letter_times``.
     """
     apart = [] if held_out == "none" else held_out.split(",")
     for voice, count in Counter([*rest.split(","), *apart]).items():
@@ -83,7 +81,7 @@ def open_split(
         texts = spread(texts, sentences)
     turns = turns and split == "train"
     own = {voice: texts[i :: len(voices)] if turns else texts for i, voice in enumerate(voices)}
-    sounds = {voice: _Spoken(voice, tuple(read), data_dir, times) for voice, read in own.items()}
+    sounds = {voice: _Kept(voice, tuple(read), data_dir) for voice, read in own.items()}
     most = max(map(len, own.values()))
     places = [(n, voice) for n in range(most) for voice in voices if n < len(own[voice])]
 
@@ -117,22 +115,6 @@ def _words(text: str) -> list[str]:
     return re.findall("[a-z']+", text)
 
 
-def speak(text: str, voice: str, data_dir: Any = None) -> Float[np.ndarray, " samples"]:
-    """Returns what a voice says, at 16 kHz, without the silence around it.
-
-    Raises:
-        DataError: espeak-ng has no such voice.
-        DataUnavailable: there is no espeak-ng here, and no apt to bring it.
-    """
-    program, folder, environment = _installed(voice, data_dir)
-    path = [] if folder is None else [f"--path={folder}"]
-    command = [str(program), *path, "-v", voice, "--stdin", "--stdout"]
-    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment)
-    _refuse_failed(done, voice)
-    audio = read_audio(io.BytesIO(done.stdout))
-    return audio[_sounding(audio)]
-
-
 def _sounding(audio: Float[np.ndarray, " samples"]) -> slice:
     """Returns the part without the silence around it."""
     loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
@@ -162,17 +144,17 @@ def timed(
         DataError: espeak-ng has no such voice.
         DataUnavailable: there is no espeak-ng here, or not its library, and no apt to bring it.
     """
-    found = _with_events(texts, voice, data_dir)
+    found = _spoken(texts, voice, data_dir)
     return [
         (audio, words_of(text, events)) for text, (audio, events) in zip(texts, found, strict=True)
     ]
 
 
-def _with_events(
+def _spoken(
     texts: Sequence[str], voice: str, data_dir: Any
 ) -> list[tuple[Float[np.ndarray, " samples"], Events]]:
     """Returns what a voice says at 16 kHz, and the synthesiser's events."""
-    _, folder, environment = _installed(voice, data_dir)
+    folder, environment = _installed(voice, data_dir)
     command = [sys.executable, espeak_events.__file__, voice, str(folder or "")]
     given = json.dumps(list(texts)).encode()
     done = subprocess.run(command, input=given, capture_output=True, env=environment)
@@ -226,14 +208,14 @@ def _said(text: str, events: Events) -> list[tuple[int, str, list[float]]]:
     ]
 
 
-def _installed(voice: str, data_dir: Any) -> tuple[Path, Path | None, dict[str, str]]:
-    """Returns the program, the folder of its data where it is not installed, and its environment."""
+def _installed(voice: str, data_dir: Any) -> tuple[Path | None, dict[str, str]]:
+    """Returns the folder of the data of an espeak-ng that is not installed, and its environment."""
     if not _VOICE.fullmatch(voice):
         raise DataError(f"there is no voice {voice!r}; expected one of espeak-ng, such as en-us+f3")
     program, environment = fetch.debian_program("espeak-ng", data_dir)
     own = [path.parent for path in program.parents[1].glob("lib/*/espeak-ng-data")]
     fetched = program.is_relative_to(fetch.cache_dir(data_dir))
-    return program, own[0] if own and fetched else None, environment
+    return own[0] if own and fetched else None, environment
 
 
 def _refuse_failed(done: subprocess.CompletedProcess, voice: str) -> None:
@@ -244,42 +226,35 @@ def _refuse_failed(done: subprocess.CompletedProcess, voice: str) -> None:
         raise DataUnavailable(f"espeak-ng does not run ({said})")
 
 
-class _Spoken:
+class _Kept:
     """The sounds of texts, and the times of their letters, made once for all runs."""
 
-    def __init__(self, voice: str, texts: tuple[str, ...], data_dir: Any, times: bool):
+    def __init__(self, voice: str, texts: tuple[str, ...], data_dir: Any):
         named = hashlib.sha256("\n".join((voice, *texts)).encode()).hexdigest()[:16]
-        folder = (
-            fetch.cache_dir(data_dir) / "espeak" / f"{voice}-{named}{'-times' if times else ''}"
-        )
+        folder = fetch.cache_dir(data_dir) / "espeak" / f"{voice}-{named}-times"
         if not folder.is_dir():
-            _keep(_made(texts, voice, data_dir, times), folder)
+            _keep(_made(texts, voice, data_dir), folder)
         self._samples = np.load(folder / "samples.npy", mmap_mode="r")
         self._ends = np.load(folder / "ends.npy")
-        self._times = np.load(folder / "times.npy", mmap_mode="r") if times else None
+        self._times = np.load(folder / "times.npy", mmap_mode="r")
         self._letter_ends = np.cumsum([len(text) + 1 for text in texts])
 
     def __getitem__(self, number: int) -> dict[str, Float[np.ndarray, " n"]]:
-        found = {"audio": _part(self._samples, self._ends, number).astype(np.float32) / 2**15}
-        if self._times is not None:
-            found["times"] = np.array(_part(self._times, self._letter_ends, number))
-        return found
+        samples = _part(self._samples, self._ends, number)
+        times = np.array(_part(self._times, self._letter_ends, number))
+        return {"audio": samples.astype(np.float32) / 2**15, "times": times}
 
 
 def _part(values: np.ndarray, ends: np.ndarray, number: int) -> np.ndarray:
     return values[ends[number - 1] if number else 0 : ends[number]]
 
 
-def _made(
-    texts: Sequence[str], voice: str, data_dir: Any, times: bool
-) -> dict[str, list[np.ndarray]]:
+def _made(texts: Sequence[str], voice: str, data_dir: Any) -> dict[str, list[np.ndarray]]:
     """Returns the sounds of texts without the silence around them, and when their letters begin."""
-    if not times:
-        return {"samples": [_rounded(speak(text, voice, data_dir)) for text in texts]}
     sounds, letters = [], []
     for start in range(0, len(texts), _TOGETHER):
         own = texts[start : start + _TOGETHER]
-        for text, (audio, events) in zip(own, _with_events(own, voice, data_dir), strict=True):
+        for text, (audio, events) in zip(own, _spoken(own, voice, data_dir), strict=True):
             part = _sounding(audio)
             sounds.append(_rounded(audio[part]))
             letters.append(letter_times(text, events) - np.float32((part.start or 0) / RATE))
