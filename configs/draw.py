@@ -11,7 +11,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 450}
+ZOO = {"": 225}
 
 
 def get_config(arg: str = ""):

@@ -5,7 +5,7 @@ Arguments: apart, for two branches that read nothing of each other; tiny.
 
 from configs import parts
 
-ZOO = {"": 2500}
+ZOO = {"": 1250}
 
 
 def get_config(arg: str = ""):

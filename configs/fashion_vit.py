@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 3000}
+ZOO = {"": 1500}
 
 
 def get_config(arg: str = ""):
