@@ -200,11 +200,10 @@ class TextToSpeechTask(base.Task):
         mel = error(refined)
         loss = mel + square(refined) + error(groups) + square(groups) + options.stop * stops
         if self._timed:
-            aligned = times_loss(weights, batch, letters, options.alignment_width)
-            loss = loss + options.alignment_weight * aligned
+            loss = loss + times_loss(weights, batch, letters, options)
         elif options.alignment == "diagonal":
-            aligned, _ = diagonal_attention(attention, there, letters)
-            loss = loss + options.alignment_weight * aligned
+            far_from_it, _ = diagonal_attention(attention, there, letters)
+            loss = loss + options.alignment_weight * far_from_it
         far = relative_distance(there, letters)
         place = jnp.argmax(attention, axis=-1)[..., None]
         near = total(jnp.take_along_axis(far, place, axis=-1)[..., 0] <= NEAR)

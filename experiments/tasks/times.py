@@ -45,8 +45,9 @@ def times_loss(
     weights: Float[Array, "L B N T S"],
     batch: Mapping[str, Any],
     source_segment_ids: Any,
-    width: float,
+    options: AlignmentInTime,
 ) -> jax.Array:
-    """Returns ``placed_attention`` of the places of a batch, summed over its target."""
+    """Returns ``placed_attention`` of the places of a batch, summed over its target, times its weight."""
     places, there = batch["place"][..., 0], batch["target_segment_ids"]
-    return placed_attention(weights, places, there, source_segment_ids, width)[0]
+    loss, _ = placed_attention(weights, places, there, source_segment_ids, options.alignment_width)
+    return options.alignment_weight * loss

@@ -130,8 +130,7 @@ class TranscriptionTask(WritesText):
         loss, sums = self.cross_entropy(model, hidden, batch)
         options, there = TranscriptionLoss(**self.config.loss), batch["target_segment_ids"]
         sound = jnp.ones((len(there), weights.shape[-1]), jnp.int32)
-        aligned = times_loss(weights, batch, sound, options.alignment_width)
-        loss = loss + options.alignment_weight * aligned
+        loss = loss + times_loss(weights, batch, sound, options)
         return loss, sums | {"loss": jax.lax.stop_gradient(loss)}
 
     def text_scores(
