@@ -10,16 +10,15 @@ import itertools
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from crossattn.data.words import word_spans
+from experiments.tasks.model_1 import Model1, Pair
 
 Example = Mapping[str, Any]
-Pair = tuple[Sequence[str], Sequence[str]]
 Posteriors = tuple[Float[np.ndarray, "T S"], Float[np.ndarray, "S T"]]
 
 LETTERS, ROUNDS, EMPTY, FURTHEST = 5, 3, 0.1, 60
@@ -73,48 +72,18 @@ def _distances(S: int) -> Int[np.ndarray, "S S"]:
     return np.clip(places - places[:, None], -FURTHEST, FURTHEST) + FURTHEST
 
 
-@dataclass
 class _Direction:
-    """Probabilities of the pairs of words that occur together, and weights of jumps.
+    """An HMM in one direction: a model 1, and weights of jumps."""
 
-    Attributes:
-      kinds: for each sentence pair the number of each (target word, source word), [T, 1 + S].
-      source_of: the source word of each number.
-      p: its probability.
-    """
-
-    kinds: list[np.ndarray]
-    source_of: np.ndarray
-    p: np.ndarray
-    jumps: np.ndarray
-
-    @classmethod
-    def of(cls, pairs: Sequence[Pair]) -> "_Direction":
-        sources, targets, keys = {"": 0}, {}, []
-        for source, target in pairs:
-            s = np.array([0, *(sources.setdefault(w, len(sources)) for w in source)], np.int64)
-            t = np.array([targets.setdefault(w, len(targets)) for w in target], np.int64)
-            keys.append((s << 32) + t[:, None])
-        known, numbers = np.unique(np.concatenate([x.ravel() for x in keys]), return_inverse=True)
-        ends = np.cumsum([x.size for x in keys])[:-1]
-        kinds = [n.reshape(x.shape) for n, x in zip(np.split(numbers, ends), keys, strict=True)]
-        jumps = np.exp(-0.3 * np.abs(np.arange(-FURTHEST, FURTHEST + 1) - 1))
-        found = cls(kinds, known >> 32, np.ones(len(known)), jumps)
-        for _ in range(5):  # model 1
-            found.learn([found.p[n] / found.p[n].sum(1, keepdims=True) for n in kinds])
-        return found
-
-    def learn(self, shares: Sequence[np.ndarray]) -> None:
-        """Sets the probabilities from the shares [T, 1 + S] of each sentence pair."""
-        flat = np.concatenate([x.ravel() for x in self.kinds])
-        counts = np.bincount(flat, np.concatenate([x.ravel() for x in shares]), len(self.p))
-        totals = np.bincount(self.source_of, counts)[self.source_of]
-        self.p = counts / np.maximum(totals, 1e-300)
+    def __init__(self, pairs: Sequence[Pair]):
+        self.words = Model1.of(pairs, rounds=5)
+        self.jumps = np.exp(-0.3 * np.abs(np.arange(-FURTHEST, FURTHEST + 1) - 1))
 
     def read(self) -> list[np.ndarray]:
         """Returns the posteriors [T S] of each sentence pair."""
         # Pairs with as many source words are read together, of like targets.
-        shapes = [n.shape for n in self.kinds]
+        kinds, p = self.words.kinds, self.words.p
+        shapes = [n.shape for n in kinds]
         order = sorted(range(len(shapes)), key=lambda i: shapes[i][::-1])
         found = [np.zeros(0)] * len(order)
         for own, group in itertools.groupby(order, key=lambda i: shapes[i][1]):
@@ -122,15 +91,15 @@ class _Direction:
                 emissions = np.zeros((len(some), shapes[some[-1]][0], own))
                 emissions[..., 0] = PADDING
                 for row, i in enumerate(some):
-                    emissions[row, : len(self.kinds[i])] = self.p[self.kinds[i]]
+                    emissions[row, : len(kinds[i])] = p[kinds[i]]
                 for i, each in zip(some, posteriors(emissions, self.jumps), strict=True):
-                    found[i] = each[: len(self.kinds[i])]
+                    found[i] = each[: len(kinds[i])]
         return found
 
     def learn_links(self, links: Sequence[np.ndarray]) -> None:
         """Sets probabilities and jumps from posteriors [T S]; what they lack of 1 is of the empty word."""
         empty = [np.maximum(1.0 - x.sum(1, keepdims=True), 0.0) for x in links]
-        self.learn([np.concatenate(each, 1) for each in zip(empty, links, strict=True)])
+        self.words.learn([np.concatenate(each, 1) for each in zip(empty, links, strict=True)])
         by_length: dict[int, list[np.ndarray]] = {}
         for x in links:
             # A row of zeros parts a pair from the next one.
@@ -154,7 +123,7 @@ def _parts(group: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> Iterator[
 def align(pairs: Sequence[Pair], rounds: int = ROUNDS) -> list[Posteriors]:
     """Returns the posteriors of both directions for each pair of words, learnt from the pairs alone."""
     stems = [([stem(w) for w in source], [stem(w) for w in target]) for source, target in pairs]
-    there, back = _Direction.of(stems), _Direction.of([(t, s) for s, t in stems])
+    there, back = _Direction(stems), _Direction([(t, s) for s, t in stems])
     for _ in range(rounds):
         agreed = [x * y.T for x, y in zip(there.read(), back.read(), strict=True)]
         there.learn_links(agreed)

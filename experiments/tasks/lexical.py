@@ -10,9 +10,9 @@ import numpy as np
 from crossattn.train.alignment import alignment_scores, symmetrised
 from experiments.tasks import hmm
 from experiments.tasks.hmm import words_of
+from experiments.tasks.model_1 import Model1, Pair
 
 Example = dict[str, Any]
-Pair = tuple[list[str], list[str]]
 Links = set[tuple[int, int]]
 
 _ROUNDS = 10
@@ -48,33 +48,13 @@ class WordModel:
 
 
 def ibm_model_1(pairs: Sequence[Pair], rounds: int = _ROUNDS) -> WordModel:
-    """Returns the word model that expectation maximisation finds from equal probabilities.
-
-    It is model 1 with an empty word. Source: Brown et al. 1993, "The mathematics of statistical machine
-    translation".
-    """
-    sources: dict[str, int] = {"": 0}
-    targets: dict[str, int] = {}
-    cells: list[np.ndarray] = []
-    rows = 0
-    for source, target in pairs:
-        s = [0, *(sources.setdefault(word, len(sources)) for word in source)]
-        t = [targets.setdefault(word, len(targets)) for word in target]
-        row = np.arange(rows, rows + len(t))
-        cells.append(np.stack([np.tile(s, len(t)), np.repeat(t, len(s)), np.repeat(row, len(s))]))
-        rows += len(t)
-    source, target, row = np.concatenate(cells, 1)
-    kinds, cell = np.unique(source.astype(np.int64) * len(targets) + target, return_inverse=True)
-    of_source = kinds // len(targets)
-    p = np.ones(len(kinds))
-    for _ in range(rounds):
-        shares = p[cell] / np.bincount(row, p[cell], rows)[row]
-        counts = np.bincount(cell, shares, len(kinds))
-        p = counts / np.bincount(of_source, counts, len(sources))[of_source]
-    names, words = list(sources), list(targets)
+    """Returns the word model that model 1 finds, with an empty word."""
+    model = Model1.of(pairs, rounds)
+    names, words = list(model.sources), list(model.targets)
     found: dict[str, dict[str, float]] = {name: {} for name in names}
-    for kind, chance in zip(kinds.tolist(), p.tolist(), strict=True):
-        found[names[kind // len(words)]][words[kind % len(words)]] = chance
+    counted = (model.source_of.tolist(), model.target_of.tolist(), model.p.tolist())
+    for source, target, chance in zip(*counted, strict=True):
+        found[names[source]][words[target]] = chance
     return WordModel(found)
 
 

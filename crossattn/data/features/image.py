@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Image(Feature):
     def shape(self) -> tuple[int, ...]:
         return (self.height, self.width, self.channels)
 
-    @property
+    @cached_property
     def order(self) -> np.ndarray:
         """The numbers of the pixels in the order in which ``permuted`` puts them."""
         return np.random.default_rng(_ORDER).permutation(self.height * self.width)
