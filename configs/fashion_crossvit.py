@@ -26,7 +26,8 @@ def get_config(arg: str = ""):
             small_layers=2,
             large_layers=1,
             exchange="apart" not in words,
-        )
+        ),
+        shift=1,
     )
     if "tiny" in words:
         parts.tiny_pictures(

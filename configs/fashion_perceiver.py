@@ -12,7 +12,7 @@ def get_config(arg: str = ""):
     config = parts.clothes(
         parts.perceiver(latents=16, cross_heads=8, cross_head_dim=8, **positions)
     )
-    config.optim.learning_rate = 4e-3
+    config.optim.update(name="adamw", learning_rate=4e-3, schedule="constant")
     config.train.steps = 8000
     if "tiny" in words:
         parts.tiny_pictures(config, dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)

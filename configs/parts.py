@@ -228,19 +228,16 @@ def decoding(**changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def clothes(model: dict[str, Any]) -> ConfigDict:
-    """Returns the config of a classifier of clothes by patches.
-
-    The learning rate is constant and parameters are averaged, so that more steps continue a run.
-    """
-    data = dict(height=28, width=28, channels=1, batch_size=128, flip=True, shift=0)
+def clothes(model: dict[str, Any], *, shift: int = 0) -> ConfigDict:
+    """Returns the config of a classifier of clothes, whose pictures are mirrored and moved in training."""
+    data = dict(height=28, width=28, channels=1, batch_size=128, flip=True, shift=shift)
     return experiment(
         "classification",
         data=labelled("fashion_mnist", "label", image="image", **data),
         model=model,
         loss=dict(label_smoothing=0.1),
-        optim=adamw(schedule="constant", weight_decay=0.05),
-        train=train(steps=4000, ema_decay=0.999, log_every=100, eval_every=500),
+        optim=adamw(name="muon", learning_rate=1e-2, schedule="cosine", weight_decay=0.05),
+        train=train(steps=10_000, ema_decay=0.999, log_every=100, eval_every=500),
         checkpoint=checkpoint(every=500, best_metric="accuracy"),
     )
 
@@ -250,7 +247,7 @@ def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
     whole.data.update(flip=False, shift=1)
     whole.model.update(**model)
-    whole.optim.update(learning_rate=3e-3, schedule="cosine", warmup_steps=4)
+    whole.optim.update(name="adamw", learning_rate=3e-3, schedule="cosine", warmup_steps=4)
     whole.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
     whole.checkpoint.every = 12
     return whole

@@ -23,7 +23,6 @@ from crossattn.train.losses import token_losses
 from crossattn.train.sharding import mesh_of, spread_batch
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
-from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 from experiments.tasks.translation import PairData
 
@@ -111,12 +110,6 @@ class ClozeTask(TextTask):
                     f"the {part} of {read[longest]['id']} has {lengths[longest]} tokens;"
                     f" config.data.{side}_len is {data[f'{side}_len']}, and none may be cut: give it more."
                 )
-
-    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        """Returns the summed loss of the answers, and its sums."""
-        model = self.bind(params)
-        hidden, _ = self.read_source(model, batch, key)
-        return self.cross_entropy(model, hidden, batch)
 
     def told(self, batch: Any) -> Any:
         """Returns the mask [B T] of the answers: of each text the last token before its end."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import jax
 import numpy as np
 
 from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
@@ -20,7 +19,6 @@ from crossattn.types import Count
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.settings import build
 from experiments.tasks import protocols, sections
-from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 
 _MULTIPLE = 128  # divides the vocabulary, for accelerators and meshes
@@ -84,11 +82,6 @@ class DenoisingTask(TextTask):
             vocab_size=vocabulary(self.corpus.tokenizer.vocab_size, data.sentinels),
             max_length=max(data.source_len, data.target_len),
         )
-
-    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        model = self.bind(params)
-        hidden, _ = self.read_source(model, batch, key)
-        return self.cross_entropy(model, hidden, batch)
 
     def train_iterator(self, shard_index: int, shard_count: int):
         shard = self.batching(shard_index, shard_count)

@@ -169,6 +169,12 @@ class TextTask(base.Task):
         """Returns the nats per token of counted trigrams, which read the target alone."""
         return trigrams(self, split, lambda x: x["target_segment_ids"] * self.told(x))
 
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
+        """Returns the summed loss of the tokens that count, given the source, and its sums."""
+        model = self.bind(params)
+        hidden, _ = self.read_source(model, batch, key)
+        return self.cross_entropy(model, hidden, batch)
+
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Returns the ``token_loss`` of the targets, and its sums."""
         told, table = self.told(batch), None
