@@ -32,6 +32,7 @@ configs/wmt14_de_en.py:big@v5p:4x4x4,config.data.batch_size=768
 configs/wmt14_de_en.py:big@h100:1x8
 configs/wmt14_de_en.py:big@h100:8x8,config.data.batch_size=768
 configs/t5_1b.py:v5e@v5e:4x4,config.model.remat=dots_with_no_batch_dims_saveable,config.train.accumulate=16
+configs/t5_1b.py:v5e@v5e:4x4,config.model.remat=dots_with_no_batch_dims_saveable,config.train.accumulate=8
 configs/t5_1b.py:v5e@v5e:16x16,config.model.remat=dots_with_no_batch_dims_saveable,config.train.accumulate=1
 configs/t5_1b.py:v5p@v5p:4x4x4
 configs/t5_1b.py:h100@h100:1x8
