@@ -39,7 +39,7 @@ FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, launch.PLOT)
 
 _BASELINE = "baseline_"
 _IN_LOG = "validation"  # the split of evaluations between steps
-_NOT_METRICS = ("split", "sentences", "decoding_seconds", "num_beams", "cut_sources")
+_NOT_METRICS = ("split", "step", "sentences", "decoding_seconds", "num_beams", "cut_sources")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -99,7 +99,11 @@ def scores(runs: Mapping[str, RunRecord], split: str) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("run", "steps", "split", *metrics)]
     for name, run in runs.items():
         steps = max((line["step"] for line in run.metrics), default=0)
-        of = split if split in run.results else f"{_IN_LOG}, in training" if found[name] else ""
+        if (results := run.results.get(split)) is None:
+            of = f"{_IN_LOG}, in training" if found[name] else ""
+        else:
+            of = f"{split}, {results['member']}" if "member" in results else split
+            steps = results.get("step", steps)
         values = (str(found[name].get(metric, "")) for metric in metrics)
         rows.append((name, str(steps), of, *values))
     return rows
@@ -150,7 +154,7 @@ def differences(
       Refused: two runs were evaluated on other examples.
     """
     (first, known), *others = runs.items()
-    rows: list[tuple[str, ...]] = [("run", "metric", "difference", "said")]
+    rows: list[tuple[str, ...]] = [("run", "metric", "score or difference", "said")]
     for name, run in others:
         found = _paired(known.results.get(split, {}), run.results.get(split, {}), first, name)
         for metric, interval in found.items():

@@ -4,11 +4,12 @@
     python -m experiments.evaluate --workdir=runs/emoji --baselines
 
 Of several runs that were trained as one (``train.seeds``, ``train.sweep``) each is scored, and a metric is
-the mean; --member names one. METRIC_shuffled is the task's main metric where each example has the memory of
-another. --baselines also scores what needs no such model, by scikit-learn.
+the mean; --member names one, whose texts are kept too. METRIC_shuffled is the task's main metric where each
+example has the memory of another. --baselines also scores what needs no such model, by scikit-learn.
 """
 
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,19 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import launch, report
-from experiments.runs import BASE, MEMBER, NUM_BEAMS, SPLIT, STEP, members_of, open_run, parameters
+from experiments.runs import (
+    BASE,
+    MEMBER,
+    NUM_BEAMS,
+    SPLIT,
+    STEP,
+    members_of,
+    open_run,
+    parameters,
+    step_of,
+)  # fmt: skip
 
+_LOG = logging.getLogger(__name__)
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
@@ -35,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     path = launch.required_workdir() / f"results-{SPLIT.value}.json"
     workdir, task, params = open_run()
+    read = {"step": step_of(workdir, STEP.value), "member": MEMBER.value}
     launch.writable(path)
     if _BASELINES.value and importlib.util.find_spec("sklearn") is None:
         raise launch.Refused("--baselines needs scikit-learn: pip install 'crossattn[baselines]'")
@@ -46,7 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         for name in list(members)[1:]:
             reports.append(_report(task, parameters(task, workdir, STEP.value, name), given))
         results = of_all(dict(zip(members, reports, strict=True)))
+    results = {name: x for name, x in read.items() if x is not None} | results
     if _BASELINES.value:
+        if _LIMIT.value is not None:
+            _LOG.warning("the baselines are of the whole split, not of its first %d", _LIMIT.value)
         results |= {f"baseline_{name}": x for name, x in task.baselines(SPLIT.value).items()}
     samples = task.samples(params, SPLIT.value)[:_SAMPLES]
     if samples and processes.is_main():
@@ -66,8 +82,12 @@ def _report(task: Any, params: Any, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME."""
+    """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME.
+
+    Texts have no mean; they are in the results of one member.
+    """
     found: dict[str, Any] = dict(next(iter(reports.values())))
+    found.pop("samples", None)
     for name, value in list(found.items()):
         each: dict[str, Any] = {member: report.get(name) for member, report in reports.items()}
         if all(type(x) is float for x in each.values()):

@@ -11,7 +11,7 @@ from absl import flags
 
 from crossattn import weights
 from crossattn.train import storage
-from crossattn.train.checkpoint import load_params
+from crossattn.train.checkpoint import find_step, load_params
 from crossattn.train.members import stacked, take
 from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
@@ -103,6 +103,15 @@ def parameters_of(source: str, step: str | None = None) -> Any:
     return weights.load(checkpoint_folder(source))[1]
 
 
+def step_of(workdir: Folder, step: str) -> int | None:
+    """Returns the number of the step of a checkpoint, "last" or "best"; None of a delta."""
+    return None if has_delta(workdir) else find_step(workdir / "checkpoints", _number(step))
+
+
+def _number(step: str) -> int | str:
+    return int(step) if step.isdigit() else step
+
+
 def _of_delta(task: Any, workdir: Folder, step: str) -> Any:
     """Returns the parameters that a run's delta makes of those of ``config.init.from``."""
     if step != "last":
@@ -137,7 +146,7 @@ def parameters(task: Any, workdir: Folder, step: str = "last", member: str | Non
     places = params_sharding(shapes, task.logical_axes(), mesh)
     if has_delta(workdir):
         return jax.device_put(_of_delta(task, workdir, step), places)
-    wanted = int(step) if step.isdigit() else step
+    wanted = _number(step)
     if not members:
         target = with_sharding(shapes, places)
         return load_params(workdir / "checkpoints", target, step=wanted)[0]

@@ -15,7 +15,7 @@ from crossattn import models
 from crossattn.functional import flatten, nest
 from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
-from crossattn.train.optim import OptimConfig
+from crossattn.train.optim import UNUSED, OptimConfig
 from crossattn.train.sharding import MeshConfig, make_mesh
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import read_settings
@@ -55,6 +55,11 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
             if not (key := own[f"optim.{name}"]).takes(value):
                 raise SettingsError(
                     f"config.train.sweep has optim.{name} {value:g}; expected {key.expected}."
+                )
+            if name in UNUSED.get(values.optim.name, ()):
+                raise SettingsError(
+                    f"config.train.sweep has optim.{name}, which {values.optim.name} does not use; leave it"
+                    " out."
                 )
     return values
 

@@ -57,7 +57,8 @@ def texts_of(results: Mapping[str, Mapping[str, Any]]) -> Texts | None:
             raise launch.Refused(
                 f"{first} and {name} wrote texts of other examples; evaluate both on the same split."
             )
-    groups = (results[first].get("examples") or {}).get("group") or []
+    groups = [each["group"] for each in written[first] if "group" in each]
+    groups = groups or (results[first].get("examples") or {}).get("group") or []
     return Texts(
         {
             name: [each.get("translation", each.get("text", "")) for each in texts]
@@ -65,7 +66,7 @@ def texts_of(results: Mapping[str, Mapping[str, Any]]) -> Texts | None:
         },
         references[first],
         [each["source"] for each in written[first]] if "source" in written[first][0] else None,
-        # With --limit there are texts about some of the examples.
+        # Of some tasks there are no groups of texts about some of the examples, by --limit.
         groups if len(groups) == len(references[first]) else [],
     )
 

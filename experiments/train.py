@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from crossattn.data.errors import DataError
 from crossattn.train import processes, xla
+from crossattn.train.checkpoint import steps_in
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
@@ -129,7 +130,8 @@ def run(
     settings = config.to_dict()
     values = train_config(config, resume)
     refuse_unwritable(workdir)
-    begun = resume != "never" and (workdir / "checkpoints").is_dir()
+    # A run that was killed before its first checkpoint begins anew, from ``init.from`` as well.
+    begun = resume != "never" and bool(steps_in(workdir / "checkpoints"))
     source = None if begun else run_begun_with(config)
     assets = source or (None if resume == "never" else workdir)
     task = make_task(config, None if assets is None else assets / "assets")

@@ -265,6 +265,15 @@ def load_params(
     return params, taken
 
 
+def find_step(directory: Folder, step: int | str) -> int:
+    """Returns the number of a step, of "last" or of "best", which ``load_params`` reads if it can be read.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    return _candidates(step, directory)[0]
+
+
 def steps_in(directory: Folder) -> list[int]:
     """Returns the steps of the checkpoints in a directory, oldest first."""
     names = (each.name for each in storage.children(directory))

@@ -13,6 +13,9 @@ from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.types import Count, Rate
 
+LEAST = ("loss", "nll", "wer", "aer", "mel", "mse", "bits_per_byte", "bits_per_token")
+"""Ends of the names of metrics of which less is better."""
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -25,6 +28,9 @@ class CheckpointConfig:
       best_mode: which value of that metric is best.
       resume: "auto" resumes from the newest checkpoint if there is one, "must" refuses to start anew, "never"
         first moves the old run aside.
+
+    Raises:
+      ValueError: the best loss would be the greatest.
     """
 
     every: Count = 1000
@@ -32,6 +38,12 @@ class CheckpointConfig:
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     resume: str = "auto"
+
+    def __post_init__(self):
+        if self.best_mode == "max" and (self.best_metric or "").endswith(LEAST):
+            raise ValueError(
+                f"best_metric is {self.best_metric!r} and best_mode 'max'; expected 'min', as less is better."
+            )
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ _MATRIX_AXES = ("embed", "mlp", *_HEAD_AXES)
 _MUON_RMS = 0.2
 
 
+UNUSED = {"lion": ("eps",), "sgd": ("b1", "b2", "eps"), "adafactor": ("b1", "b2", "eps")}
+"""Numbers of Adam, by the optimisers that do not use them."""
+
+
 @dataclass(frozen=True)
 class OptimConfig:
     """Settings of the optimiser.

@@ -20,6 +20,7 @@ from crossattn.train.storage import Folder
 OWNED = (
     *("config.json", "metrics.jsonl", "log.txt"),
     *("checkpoints", "tensorboard", "assets", "unreadable", "profile", "attention"),
+    *("results-train.json", "results-validation.json", "results-test.json"),
 )
 
 # Settings that may differ between starts, as they do not change the parameters. Any part of a dotted

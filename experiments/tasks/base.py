@@ -317,10 +317,13 @@ class Task:
         return {**batch, **{name: batch[name] * 0 for name in self.memory if name in batch}}
 
     def shuffled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a batch in which each example has the memory of the one before, with its length."""
+        """Returns a batch in which each example has the memory of another, with its length.
+
+        The other is half of the batch away: neighbours are of one length, and may be captions of one picture.
+        """
         rows = np.flatnonzero(self.present(batch))
         order = np.arange(len(self.present(batch)))
-        order[rows] = np.roll(rows, 1)
+        order[rows] = np.roll(rows, len(rows) // 2)
         ends = ("", "_segment_ids", "_positions")
         names = [name + end for name in self.memory for end in ends if name + end in batch]
         return {**batch, **{name: np.asarray(batch[name])[order] for name in names}}

@@ -193,15 +193,18 @@ class ClassificationTask(base.Task):
         return found, classes
 
     def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
-        """Returns whether the class of each example is right, and its loss; a group is a family."""
+        """Returns whether the class of each example is right, and its loss; a group is a family.
+
+        Examples that cannot be read have no weight.
+        """
         probabilities, classes = self.probabilities(params, split)
-        right = probabilities[np.arange(len(classes)), classes]
+        right, read = probabilities[np.arange(len(classes)), classes], probabilities.any(-1)
         examples = self.examples(split)
         return {
             "group": [examples[i].get("family", i) for i in range(len(classes))],
-            "weight": [1.0] * len(classes),
-            "accuracy": (probabilities.argmax(-1) == classes).astype(float).tolist(),
-            "nll": (-np.log(np.maximum(right, 1e-30))).tolist(),
+            "weight": read.astype(float).tolist(),
+            "accuracy": (read & (probabilities.argmax(-1) == classes)).astype(float).tolist(),
+            "nll": np.where(read, -np.log(np.maximum(right, 1e-30)), 0.0).tolist(),
         }
 
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -4,7 +4,7 @@ Source: Raffel et al. 2020, "Exploring the limits of transfer learning with a un
 transformer".
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -87,10 +87,7 @@ class DenoisingTask(TextTask):
         shard = self.batching(shard_index, shard_count)
         return make_denoising_iterator(self.corpus.train_pairs(), self.objective, **shard)
 
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        return (item.batch for item in self._batches(split, mesh))
-
-    def _batches(self, split: str, mesh: Any) -> Sequence[EvalBatch]:
+    def numbered_batches(self, split: str, mesh: Any) -> Sequence[EvalBatch]:
         rows = rows_on(mesh, self.config.data.batch_size)
         return list(
             denoising_eval_batches(self.corpus.pairs(split), self.objective, batch_size=rows)
@@ -99,7 +96,7 @@ class DenoisingTask(TextTask):
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns texts of a split as the model read and filled them, and the original, in three lines."""
         mesh = mesh_of(params)
-        item = next(iter(self._batches(split, mesh)))
+        item = self.numbered_batches(split, mesh)[0]
         # The first text of each row.
         alone = {name: x * (item.batch[f"{name.partition('_')[0]}_segment_ids"] == 1)
                  for name, x in item.batch.items()}  # fmt: skip

@@ -54,10 +54,7 @@ class InterleavedData(sections.Pictures, sections.Data):
 
 
 class InterleavedTask(base.Task):
-    """A ``Flamingo`` or a ``Llava``, or a ``Decoder`` that reads no picture, and captioned pictures.
-
-    ``nll_shuffled`` is the loss where every row has the pictures of another.
-    """
+    """A ``Flamingo`` or a ``Llava``, or a ``Decoder`` that reads no picture, and captioned pictures."""
 
     sections = {
         "data": InterleavedData,
@@ -65,7 +62,7 @@ class InterleavedTask(base.Task):
         "loss": sections.CrossEntropy,
     }
     gives = ("vocab_size", "max_length", "image_size")
-    metrics = ("loss", "nll", "nll_shuffled")
+    metrics = ("loss", "nll")
     headline = ("nll", "min")
     tokenizes = True
     languages: tuple[str, ...] = ()
@@ -120,11 +117,7 @@ class InterleavedTask(base.Task):
         if self._sees:
             batch = batch | {"images": augmented_as(self.config.data, batch["images"], key)}
         hidden = self._hidden(model, batch, key)
-        loss, sums = token_loss(model, hidden, batch["target_out"], told, self.config.loss)
-        if key is None:
-            shuffled = self._shuffled_nll(model, batch) if self._sees else sums["nll"]
-            sums |= {"nll_shuffled": shuffled}
-        return loss, sums
+        return token_loss(model, hidden, batch["target_out"], told, self.config.loss)
 
     def _hidden(self, model: Any, batch: Any, key: Any = None) -> jax.Array:
         batch = self.seen(batch)
@@ -132,11 +125,6 @@ class InterleavedTask(base.Task):
         return model.hidden(
             batch["target_in"], segment_ids=batch["target_segment_ids"], **given, key=key
         )
-
-    def _shuffled_nll(self, model: Any, batch: Any) -> jax.Array:
-        others = batch | {"images": jnp.roll(batch["images"], 1, axis=0)}
-        nll = _nll(model, self._hidden(model, others), batch)
-        return jnp.where(batch["shots"] >= 0, nll, 0).sum()
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         scores = super().scores(sums)
@@ -200,6 +188,14 @@ class InterleavedTask(base.Task):
         return feature_eval_batches(
             rows, features, batch_size=size, batch_multiple=row_shares(mesh)
         )
+
+    def evaluate(self, params: Any, step: int) -> dict[str, float]:
+        """Returns the losses of validation, also where rows have the pictures of others, ``nll_shuffled``."""
+        found = super().evaluate(params, step)
+        if self._sees:
+            shuffled = self.split_loss(params, "validation", self.shuffled)
+            found |= {"nll_shuffled": shuffled["nll"]}
+        return found
 
     def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
         """Returns the losses of a split, and scores of its captions after 0, 2 and 4 examples.

@@ -108,7 +108,7 @@ class TextTask(base.Task):
         if metric in cls.scored and not config.evaluate.examples:
             raise SettingsError(
                 f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures;"
-                " take 'loss'."
+                " take 'loss', with best_mode 'min'."
             )
         _refuse_smoothed(config)
         chunks, lengths = config.loss.chunks, cls._target_lengths(config)
@@ -167,7 +167,7 @@ class TextTask(base.Task):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns the nats per token of counted trigrams, which read the target alone."""
-        return trigrams(self, split, lambda x: x["target_segment_ids"] * self.told(x))
+        return trigrams(self, split, lambda x: x["target_segment_ids"], self.told)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         """Returns the summed loss of the tokens that count, given the source, and its sums."""

@@ -127,7 +127,7 @@ class WritesText(TextTask):
             **losses,
             "examples": self.outcomes(params, split),
             "samples": [
-                {"id": e["id"], "text": text, "reference": reference}
+                {"id": e["id"], "group": e["group"], "text": text, "reference": reference}
                 for e, text, reference in zip(examples, written, right, strict=True)
             ],
         }

@@ -109,6 +109,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
             "--config.checkpoint.best_metric=bleu --config.evaluate.examples=0",
             "of 1 or more measures",
         ),
+        ("--config.checkpoint.best_metric=loss", "expected 'min', as less is better"),
         ("--config.checkpoint.best_metric=tag_f1", "evaluate.tags of 1 or more measures"),
         ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
         ("--config.init.new=gates", "init.new is 'gates', but init.from is none; name the run"),

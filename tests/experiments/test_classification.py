@@ -38,6 +38,15 @@ def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(re
     assert scores["loss"] == pytest.approx(0.9 * nll + 0.1 * even, rel=1e-4)  # label_smoothing
 
 
+def test_an_example_that_cannot_be_read_has_no_weight(monkeypatch):
+    task = make_task(emoji_group.get_config("image,tiny"))
+    found = np.array([[0.25, 0.75], [0.0, 0.0], [0.5, 0.5]])  # of the second nothing is known
+    monkeypatch.setattr(task, "probabilities", lambda *_: (found, np.array([1, 0, 1])))
+    table = task.outcomes({}, "test")
+    assert table["weight"] == [1.0, 0.0, 1.0] and table["accuracy"] == [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(table["nll"], -np.log([0.75, 1.0, 0.5]))
+
+
 def test_a_folder_of_pictures_by_class_is_learnt(tmp_path, launched):
     for shade, kind in ((40, "dark"), (200, "light")):
         (tmp_path / "photos" / kind).mkdir(parents=True)

@@ -84,6 +84,14 @@ def test_scores_of_training_are_not_passed_off_as_those_of_the_split(runs):
     assert named <= {"validation, in training", ""}
 
 
+def test_scores_have_the_step_and_the_member_that_were_evaluated(runs):
+    runs["a"].results["test"] |= {"step": 10}
+    runs["b"].results["test"] |= {"step": 15, "member": "seed_1"}
+    head, *rows = compare.scores(runs, "test")
+    assert head[:3] == ("run", "steps", "split") and "step" not in head[3:]
+    assert [row[1:3] for row in rows[:2]] == [("10", "test"), ("15", "test, seed_1")]
+
+
 def test_differences_are_paired_also_those_of_texts(runs):
     rows = compare.differences({name: runs[name] for name in "ab"}, "test")
     assert rows[1][:2] == ("b", "accuracy") and rows[1][3] == "differs"
@@ -138,6 +146,16 @@ def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, g
     ]
     with pytest.raises(launch.Refused, match="--by_length is 21 of 20 texts"):
         text_scores.by_length(texts, 21, "13a")
+
+
+def test_groups_of_texts_are_their_own_where_they_are_some_of_the_examples(runs):
+    for name in "ab":
+        samples = runs[name].results["test"]["samples"]
+        runs[name].results["test"]["samples"] = [
+            sample | {"group": i // 4} for i, sample in enumerate(samples)
+        ]
+    texts = text_scores.texts_of({name: runs[name].results["test"] for name in "ab"})
+    assert texts is not None and list(texts.groups) == [i // 4 for i in range(20)]
 
 
 def test_texts_without_sources_have_no_lengths(runs):

@@ -10,8 +10,11 @@ import pytest
 
 from configs import t5_1b
 from crossattn.data.corruption import PrefixLM, SpanCorruption
+from experiments.runs import parameters
+from experiments.settings import saved_config
 from experiments.tasks import make_task
 from experiments.tasks.denoising import objective
+from experiments.tasks.watching import of_heads
 from tests.experiments.conftest import ROOT, start
 
 TINY = f"--config={ROOT}/configs/t5_1b.py:tiny"
@@ -47,6 +50,13 @@ def test_a_sample_shows_what_was_read_and_what_was_there(run):
     read, written, was = task._described(source, target, target).splitlines()
     assert read.startswith("read:") and read.count("___") == task.objective.taken(len(text))[1]
     assert written.split(maxsplit=1)[1] == was.split(maxsplit=1)[1] == "the black cat sees two dogs"
+
+
+def test_heads_of_a_run_can_be_watched(run):
+    """What each head does is computed on a batch of the task's own making, source and target."""
+    task = make_task(saved_config(run), run / "assets")
+    found = of_heads(task, parameters(task, run))
+    assert found and all(np.isfinite(x).all() for own in found.values() for x in own.values())
 
 
 def test_objectives_are_read_off_the_config():

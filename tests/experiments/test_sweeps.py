@@ -38,14 +38,21 @@ def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path
     each = [found[f"{name}/nll"] for name in names]
     assert 0 < found["baseline_trigrams_nll"] < found["nll"] and found["nll_shuffled"] > 0
     assert found["nll"] == pytest.approx(sum(each) / 4) and len(set(each)) == 4
+    # Texts have no mean.
+    assert found["step"] == 2 and "samples" not in found and "not of its first 4" in err
     code, _, err = launched("evaluate", named, "--limit=4", f"--member={names[2]}")
     alone = json.loads((tmp_path / "run" / "results-test.json").read_text())
     assert code == 0 and alone["nll"] == pytest.approx(each[2]), err
+    assert alone["member"] == names[2] and len(alone["samples"]) == 4
     assert "expected one of the run's: learning_rate_0.001_seed_0," in refused(
         "evaluate", named, "--member=seed_9"
     )
+    new = f"--workdir={tmp_path / 'new'}"
     assert "optim.b1 1.5; expected a number" in refused(
-        "train", COPY, f"--workdir={tmp_path / 'new'}", "--sweep=optim.b1=0.9,1.5", *QUICK
+        "train", COPY, new, "--sweep=optim.b1=0.9,1.5", *QUICK
+    )
+    assert "optim.b1, which sgd does not use" in refused(
+        "train", COPY, new, "--sweep=optim.b1=0.8,0.9", "--config.optim.name=sgd", *QUICK
     )
 
 

@@ -217,10 +217,15 @@ def test_what_does_not_change_the_result_may_change(whole):
 def test_resume_never_puts_the_old_run_aside_and_starts_over(tmp_path):
     run(tmp_path, steps=3)
     old = lines(tmp_path)
+    (tmp_path / "results-test.json").write_text("{}")
     result = run(tmp_path, steps=2, checkpoint={"resume": "never"})
     assert result.status == "finished" and result.step == 2
     assert lines(tmp_path / "previous-1") == old
     assert (tmp_path / "previous-1" / "checkpoints" / "3").is_dir()
+    # Scores of the old run are not left for the new one.
+    assert (tmp_path / "previous-1" / "results-test.json").exists() and not (
+        tmp_path / "results-test.json"
+    ).exists()
 
 
 def test_resume_must_wants_a_checkpoint(tmp_path):
