@@ -203,8 +203,9 @@ def spread_all(each: Sequence[Mapping[str, float]], members: Sequence[Member]) -
 class MemberBatches:
     """Batches of several iterators, stacked along a leading axis of members.
 
-    Arrays of different shapes (rows and lengths of buckets) are padded with zeros to the largest; dropout
-    of such a batch then draws other numbers than in the run alone.
+    Arrays of different shapes (rows and lengths of buckets) are padded to the largest: with 0, or with -1
+    where that stands for nothing, as in links of words. Dropout of such a batch then draws other numbers
+    than in the run alone.
     """
 
     def __init__(self, iterators: Sequence[Any]):
@@ -232,7 +233,9 @@ class MemberBatches:
 def _stacked(arrays: Sequence[Any]) -> np.ndarray:
     arrays = [np.asarray(x) for x in arrays]
     shape = tuple(map(max, *(x.shape for x in arrays))) if len(arrays) > 1 else arrays[0].shape
-    found = np.zeros((len(arrays), *shape), arrays[0].dtype)
+    signed = np.issubdtype(arrays[0].dtype, np.signedinteger)
+    nothing = -1 if signed and any((x == -1).any() for x in arrays) else 0
+    found = np.full((len(arrays), *shape), nothing, arrays[0].dtype)
     for index, x in enumerate(arrays):
         found[(index, *map(slice, x.shape))] = x
     return found

@@ -188,6 +188,18 @@ def test_devices_of_different_members_send_each_other_nothing(data):
     assert "seed" not in found and ("data" in found) == (data > 1)
 
 
+def test_what_members_lack_of_the_largest_shape_is_nothing():
+    """A link at place 0 is one, so that what is missing is -1 there."""
+    of_each = (
+        {"links": np.array([[0, -1], [2, -1]]), "ids": np.array([[1, 1]]), "x": np.array([-1.0])},
+        {"links": np.array([[1, 3]]), "ids": np.array([[1, 2], [1, 0]]), "x": np.array([2.0, 3.0])},
+    )
+    batch = next(members.MemberBatches([iter([own]) for own in of_each]))
+    assert batch["links"].tolist() == [[[0, -1], [2, -1]], [[1, 3], [-1, -1]]]
+    assert batch["ids"].tolist() == [[[1, 1], [0, 0]], [[1, 2], [1, 0]]]
+    assert batch["x"].tolist() == [[-1.0, 0.0], [2.0, 3.0]]
+
+
 @pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("tpu", False)])
 def test_members_are_looped_over_on_cpu_and_batched_elsewhere(platform, loops):
     config = replace(CONFIG, seeds=3, mesh=MeshConfig())
