@@ -139,7 +139,7 @@ def run(
     writers = None
     if wandb is not None:
         writers = default_writers(workdir, values.steps)
-        writers.append(WeightsAndBiases(project=wandb, config=settings))
+        writers.append(WeightsAndBiases(workdir, project=wandb, config=settings))
     try:
         result = train(
             task,

@@ -141,16 +141,25 @@ class TensorBoard(Writer):
 
 
 class WeightsAndBiases(Writer):
-    """Run in Weights & Biases; `options` are those of wandb.init (project, name, config, ...)."""
+    """Run in Weights & Biases; `options` are those of wandb.init (project, name, config, ...).
 
-    def __init__(self, **options: Any):
+    A run that goes on is the same run there: its id is kept in `workdir`, if that is given.
+    """
+
+    def __init__(self, workdir: str | Folder | None = None, **options: Any):
+        self._kept = None if workdir is None else storage.folder(workdir) / "wandb-id.txt"
         self._wandb = optional(
             "wandb", "logging to Weights & Biases needs the package wandb: pip install wandb"
         )
         self._options, self._run = options, None
 
     def start(self, step: int) -> None:
-        self._run = self._wandb.init(**self._options)
+        again: dict[str, Any] = {}
+        if step and self._kept is not None and self._kept.exists():
+            again = dict(id=self._kept.read_text(encoding="utf-8"), resume="allow")
+        self._run = self._wandb.init(**self._options, **again)
+        if self._kept is not None:
+            storage.write_whole(self._kept, self._run.id)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)

@@ -135,9 +135,9 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
         make(tmp_path)
 
 
-def test_weights_and_biases_gets_what_the_others_get(monkeypatch):
+def test_weights_and_biases_gets_what_the_others_get_and_goes_on(monkeypatch, tmp_path):
     class Run:
-        logged, finished = [], False
+        logged, finished, id = [], False, "abc"
 
         def log(self, values, step):
             self.logged.append((values, step))
@@ -148,15 +148,20 @@ def test_weights_and_biases_gets_what_the_others_get(monkeypatch):
     class Wandb:
         @staticmethod
         def init(**options):
-            assert options == {"project": "p"}
+            asked.append(options)
             return Run()
 
+    asked = []
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
     writer = WeightsAndBiases(project="p")
     writer.start(0)
     writer.write(3, "eval", {"bleu": 1.0})
     writer.close()
     assert Run.logged == [({"eval/bleu": 1.0}, 3)] and Run.finished
+    for step in (0, 5, 0):  # the last begins anew
+        WeightsAndBiases(tmp_path, project="p").start(step)
+    again = {"project": "p", "id": "abc", "resume": "allow"}
+    assert asked == [{"project": "p"}, {"project": "p"}, again, {"project": "p"}]
 
 
 def test_only_the_main_process_writes(tmp_path, monkeypatch):
