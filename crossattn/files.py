@@ -6,6 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def put_folder(made: Path, path: Path) -> None:
+    """Gives a folder its name, unless another process has been faster."""
+    try:
+        os.replace(made, path)
+    except OSError:
+        if not path.is_dir():
+            raise
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Gives the path of a file beside ``path``, which takes its place at the end.

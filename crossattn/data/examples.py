@@ -51,6 +51,7 @@ class FeatureExamples:
         self.example = np.arange(len(source))
         self._lengths = {name: np.full(len(source), _UNKNOWN, np.int32) for name in self.widths}
         self._told = self._any_read = False
+        self._tried = 0
         self.unreadable: set[int] = set()
 
     def __len__(self) -> int:
@@ -58,9 +59,9 @@ class FeatureExamples:
 
     @property
     def cut(self) -> dict[str, int]:
-        """How many of the values measured so far are longer than they may be, by their names."""
+        """How many of the values measured so far are shortened, by their names; dropped ones are not."""
         return {
-            name: int((lengths > self.widths[name]).sum())
+            name: 0 if self._drop else int((lengths > self.widths[name]).sum())
             for name, lengths in self._lengths.items()
         }
 
@@ -115,8 +116,9 @@ class FeatureExamples:
                 prepared.append(None)
         read = np.array([example is not None for example in prepared], bool)
         self._any_read |= bool(read.any())
-        if len(read) and not self._any_read:
-            raise DataError(f"not one of the first {len(read)} examples can be read")
+        self._tried += len(read)
+        if self._tried >= min(_SAMPLED, len(self)) and not self._any_read:
+            raise DataError(f"not one of the first {self._tried} examples can be read")
         return layout.only(read), [example for example in prepared if example is not None]
 
     def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from crossattn.data.errors import DataUnavailable, absent
+from crossattn.files import put_folder
 
 _LOG = logging.getLogger(__name__)
 _APT = ("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1")
@@ -96,8 +97,7 @@ def _unpack(name: str, folder: Path, data_dir: Any) -> None:
         for package in debian_packages(needed, data_dir):
             if failure := _run(["dpkg-deb", "-x", str(package), str(whole)], package.parent):
                 raise absent([f"{package.name.partition('_')[0]}_*.deb"], package.parent, failure)
-        if not folder.is_dir():
-            os.replace(whole, folder)
+        put_folder(whole, folder)
 
 
 def _said(command: list[str]) -> list[str]:

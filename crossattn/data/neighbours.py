@@ -10,10 +10,8 @@ by faiss where it is installed, or else by numpy. What a chunk must not see is l
 document, and passages of a paragraph that the chunk or what follows it has too.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from jaxtyping import Float32, Int
 from crossattn.data.documents import Chunks
 from crossattn.data.errors import DataError
 from crossattn.data.tokenizers import Tokenizer
+from crossattn.files import put_folder
 
 _RECORD = "database.json"
 _ARRAYS = ("passages", "document", "paragraphs", "embeddings")
@@ -59,8 +58,7 @@ def build(folder: Path, chunks: Chunks, tokenizer: Tokenizer, embed: Embedder) -
         np.save(partial / "embeddings.npy", _checked(embed(chunks.texts(tokenizer)), len(chunks)))
         record = _record(tokenizer, embed) | {"chunk": chunks.size, "passages": len(chunks)}
         (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        with contextlib.suppress(OSError):  # another process was faster
-            os.rename(partial, folder)
+        put_folder(partial, folder)
 
 
 @dataclass(frozen=True)

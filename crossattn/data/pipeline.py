@@ -176,13 +176,19 @@ def train_batches(
 
     # Batches of one shape are windows themselves, or the last one of each window would not be full.
     window = batch_size if mode == "pad" else min(window, len(encoded))
-    identity = f"{mode} {batch_size} {widths} {seed} {window} {encoded.fingerprint()}"
-    shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
+    orders = order_seed(seed)
+    identity = f"{mode} {batch_size} {widths} {orders} {window} {encoded.fingerprint()}"
+    shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=orders).repeat()
     windows = in_order(shuffled.batch(window).map_with_index(planned))
     layouts = grain.experimental.FlatMapIterDataset(windows, _Flatten())
     shard = (process_index, process_count, batch_multiple)
     batches = layouts.map(lambda layout: encoded.fill(layout.shard(*shard)))
     return TrainIterator(batches, encoded, identity, prefetch)
+
+
+def order_seed(seed: int) -> int:
+    """Returns a seed for grain, which adds the number of the epoch: runs of other seeds share no order."""
+    return seed * 1_000_003 % 2**32
 
 
 def in_order(dataset: grain.MapDataset) -> grain.IterDataset:
@@ -196,7 +202,6 @@ class TrainIterator:
     Attributes:
         examples: how many are trained on.
         dropped: how many were left out for their length, of examples prepared ahead.
-        cut: how many values were shortened, by the names of their features.
     """
 
     def __init__(
@@ -214,8 +219,13 @@ class TrainIterator:
         # Stops the prefetching thread before the interpreter takes its modules away.
         self._finalizer = weakref.finalize(self, self._iterator.close)
         self._fingerprint = zlib.crc32(identity.encode())
-        self.examples = len(encoded)
-        self.dropped, self.cut = getattr(encoded, "dropped", 0), encoded.cut
+        self.examples, self._encoded = len(encoded), encoded
+        self.dropped = getattr(encoded, "dropped", 0)
+
+    @property
+    def cut(self) -> Mapping[str, int]:
+        """How many values were shortened so far, by the names of their features."""
+        return self._encoded.cut
 
     def __iter__(self) -> "TrainIterator":
         return self

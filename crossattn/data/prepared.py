@@ -114,10 +114,11 @@ class Prepared:
         """
         if not 0.0 < share <= 1.0:
             raise DataError(f"the share of gold links is {share}; expected above 0 and at most 1")
-        if not len(self.linked):
+        linked = np.intersect1d(self.linked, self.example)
+        if not len(linked):
             raise DataError("the training data has no gold links between words")
-        order = np.random.default_rng([seed % 2**32, 1]).permutation(self.linked)
-        chosen = order[: max(round(share * len(self.linked)), 1)]
+        order = np.random.default_rng([seed % 2**32, 1]).permutation(linked)
+        chosen = order[: max(round(share * len(linked)), 1)]
         return replace(self, known=np.isin(self.example, chosen))
 
     def refuse_empty(self) -> None:

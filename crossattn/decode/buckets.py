@@ -96,6 +96,7 @@ class Bucketed:
         """
         call = dict(max_new_tokens=max_new_tokens, prompts=prompts, limits=limits)
         arrays, size, (B, S) = self._padded(source, source_segment_ids, **call)
+        key = _of_rows(key, B, len(arrays[-1]))
         found = jax.device_get(self._search(params, *arrays, key, max_new_tokens=size))
         T = max_new_tokens  # cut on the host: on the device each size would be another program
         weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
@@ -127,6 +128,7 @@ class Bucketed:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
         arrays, size, (B, S) = self._padded(*source, **call)
         cast, begin, go_on = self._pieces
+        key = _of_rows(key, B, len(arrays[-1]))
         # Once a stream, since each call of ``go_on`` would round all weights again.
         params = cast(params)
         loop = begin(params, *arrays, key, max_new_tokens=size)
@@ -227,6 +229,13 @@ class Bucketed:
         # Some kernels of other libraries give NaN for a row of padding alone.
         segment_ids[B:, 0] = 1
         return dict(source=source, source_segment_ids=segment_ids)
+
+
+def _of_rows(key: Any, rows: int, padded: int) -> Any:
+    """Returns a key for each row of a bucket, whose last rows are not the caller's; or the one of all."""
+    if key is None or key.shape != (rows,) or padded == rows:
+        return key
+    return key[jnp.minimum(jnp.arange(padded), rows - 1)]
 
 
 def _weights(loop: Progress, begin: int, end: int) -> Float[np.ndarray, "B M N n S"] | None:

@@ -113,7 +113,7 @@ def _search(
     num_beams: int = 1,
     length_penalty: float | Penalty = 0.6,
     candidates: int = 1,
-    key: Key[Array, ""] | None = None,
+    key: Key[Array, "*#B"] | None = None,
     draft: Draft | None = None,
     **options: Any,
 ) -> tuple[int, Callable[..., Hypotheses]]:

@@ -358,7 +358,9 @@ def _repeated(
 
     if mask.terms:
         allowed = mask.block(jnp.arange(queries), jnp.arange(keys))
-        mask = mask if allowed.shape[-2] == 1 else Mask((masks.Explicit(times(allowed)),))
+        # With one query, the row may be that query's own.
+        of_keys = allowed.shape[-2] == 1 < queries
+        mask = mask if of_keys else Mask((masks.Explicit(times(allowed)),))
     return mask, None if bias is None else times(bias)
 
 

@@ -106,7 +106,8 @@ class Block(nnx.Module):
         names += [f"{name}.weights" for name in attention]
         names += [f"{name}.heads" for name in attention if self.heads_of(name)]
         whole = [x for x in attention if isinstance(getattr(self, x), MultiHeadAttention)]
-        names += [f"{name}.stats" for name in whole]
+        # Statistics know nothing of persistent vectors, which take a part of every query's weights.
+        names += [f"{x}.stats" for x in whole if getattr(self, x).persistent is None]
         makes = MultiHeadAttention, ChunkedAttention  # of a Memory
         return names + [f"{x}.values" for x in self.readers if isinstance(getattr(self, x), makes)]
 
@@ -354,7 +355,23 @@ def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:
             "mask of causal self-attention leaves open whether later positions may be read; expected "
             "masks.causal() & mask, or masks.window(None, None) & mask where they may."
         )
-    return mask
+    return mask if before is None else _after(mask, before)
+
+
+def _after(mask: Mask, before: Int[Array, "..."]) -> Mask:
+    """Returns the mask of queries after ``before`` earlier positions, where it says none of its own."""
+
+    def moved(term: Any) -> Any:
+        if isinstance(term, masks.AnyOf):
+            return masks.AnyOf(tuple(_after(part, before) for part in term.masks))
+        if isinstance(term, masks.Not):
+            return masks.Not(_after(term.mask, before))
+        if not isinstance(term, masks.Band):
+            return term
+        placed = (term.q_positions, term.k_positions, term.offset)
+        return replace(term, offset=before) if all(x is None for x in placed) else term
+
+    return Mask(tuple(map(moved, mask.terms)))
 
 
 def _leaves_order_open(mask: Mask, queries: int) -> bool:

@@ -114,8 +114,12 @@ class Names(tuple):
 
 
 def named(x: Any, *inner: Any) -> Names:
-    """Returns the names of an array's axes, given the last ones; those before them are batch axes."""
-    return Names((*range(jnp.ndim(x) - len(inner), 0, -1), *inner))
+    """Returns the names of an array's axes, given the last ones; those before them are batch axes.
+
+    An array of fewer axes has the last of them.
+    """
+    axes = jnp.ndim(x)
+    return Names((*range(axes - len(inner), 0, -1), *inner[max(len(inner) - axes, 0) :]))
 
 
 @dataclass(frozen=True)

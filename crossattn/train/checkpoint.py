@@ -271,7 +271,8 @@ def find_step(directory: Folder, step: int | str) -> int:
     Raises:
         CheckpointError: there is no such checkpoint.
     """
-    return _candidates(step, directory)[0]
+    with quiet_orbax():
+        return _candidates(step, storage.absolute(directory))[0]
 
 
 def steps_in(directory: Folder) -> list[int]:

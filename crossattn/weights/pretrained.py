@@ -248,6 +248,7 @@ def save(
 
     A loaded checkpoint is written as it was: the same files, names, dtypes, metadata and order, to the bit
     where the parameters are the same, with its tokenizer, preprocessor and chat templates but no other files.
+    Weights of another checkpoint in the folder are removed.
     Float64 is computed in float32, unless ``jax_enable_x64`` is set: values that have changed are
     written as float64 with float32's digits.
     """
@@ -270,6 +271,10 @@ def save(
     for file, content in contents.items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(content)
+    # Of another checkpoint that was saved here, weights would be read in place of these, or beside them.
+    for old in (*folder.glob("model*.safetensors*"), folder / "generation_config.json"):
+        if old.name not in {*layout.files, *contents}:
+            old.unlink(missing_ok=True)
     return folder
 
 

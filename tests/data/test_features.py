@@ -227,10 +227,13 @@ def test_examples_whose_picture_cannot_be_read_are_left_out_and_counted(examples
     assert caplog.text.count("left out") == 2
     trained = pipeline.feature_batches(broken, features, mode="pad", batch_size=10)
     assert sum(batch["valid"].sum() for batch in take(trained, 7)) == 68
+    # A batch of nothing that can be read is one of the first, not all there is.
+    single = pipeline.feature_eval_batches(broken[3:8], features, batch_size=1)
+    assert [int(item.batch["valid"].sum()) for item in single] == [0, 1, 1, 1, 1]
     with pytest.raises(DataError, match="example 3, image: the image cannot be read"):
         list(pipeline.feature_eval_batches(broken, {"image": plain()}, batch_size=16))
     none = [{"image": b""}] * 5
-    with pytest.raises(DataError, match="not one of the first 4 examples can be read"):
+    with pytest.raises(DataError, match="not one of the first 5 examples can be read"):
         list(pipeline.feature_eval_batches(none, {"image": features["image"]}, batch_size=4))
 
 

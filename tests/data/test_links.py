@@ -1,6 +1,7 @@
 """Gold links on their way into batches: packed, cut, shared out, they still join the same words."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from crossattn.data import pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 from crossattn.data.features import Text, links
+from crossattn.data.pairs import pair_examples, pair_features
+from crossattn.data.prepared import prepare_examples
 
 from .batches import same, take
 
@@ -148,6 +151,26 @@ def test_a_share_of_the_links_is_chosen_by_the_seed(pairs, tokenizer):
     assert len(tenth) == 30 and tenth == chosen(link_share=0.1, mode="bucket")
     assert tenth < chosen(link_share=0.5)
     assert tenth != chosen(link_share=0.1, seed=1)
+
+
+def test_a_share_is_of_examples_that_are_short_enough(pairs, tokenizer):
+    """A tenth of all linked pairs could be pairs that were dropped, and none learnt."""
+    lengths = [len(tokenizer.encode(pair["source"])) for pair in pairs]
+    shortest = int(np.quantile(lengths, 0.05)) + 1
+    encoded = prepare_examples(
+        pair_examples(pairs, links=True),
+        pair_features(tokenizer, source_len=shortest, target_len=40, links=True),
+    )
+    assert len(encoded) < len(pairs) / 3
+    assert encoded.with_links(0.01).known.sum() >= 1
+
+
+def test_a_tokenizer_that_begins_texts_is_refused(tokenizer, monkeypatch):
+    text = Text(tokenizer, 9)
+    begins = SimpleNamespace(before=(7,))
+    monkeypatch.setattr(tokenizers.Tokenizer, "frame", property(lambda self: begins))
+    with pytest.raises(DataError, match="expected tokenizers that put none before a text"):
+        links.Links(text, text)
 
 
 def test_links_change_nothing_else(pairs, tokenizer):

@@ -297,3 +297,17 @@ def test_packed_rows_never_overflow():
     rng = np.random.default_rng(1)
     others = packing.plan_packed(np.arange(500), lengths, rows=4, widths=widths, rng=rng)
     assert [set(x.examples) for x in others] != [set(x.examples) for x in layouts]  # shuffled
+
+
+def test_seeds_share_the_order_of_no_epoch(pairs, tokenizer):
+    """Grain adds the number of an epoch to the seed: the second of seed 0 would be the first of seed 1."""
+    few, width = pairs[:24], 4
+
+    def epochs(seed):
+        iterator = train(few, tokenizer, mode="pad", batch_size=width, seed=seed)
+        batches = [batch["target_in"] for batch in take(iterator, 3 * len(few) // width)]
+        rows = [row.tobytes() for batch in batches for row in batch]
+        return [tuple(rows[at : at + len(few)]) for at in range(0, len(rows), len(few))]
+
+    every = [epoch for seed in (0, 1, 2) for epoch in epochs(seed)]
+    assert len(every) == 9 == len(set(every))

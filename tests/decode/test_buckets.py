@@ -106,6 +106,19 @@ def test_a_stream_gives_the_same_tokens_piece_by_piece(every, drawn):
     np.testing.assert_array_equal(tokens, whole.tokens[:, 0, :longest])
 
 
+def test_rows_with_keys_of_their_own_are_drawn_as_alone():
+    """Neither the bucket nor the longer prompts beside it change what is drawn after a prompt."""
+    pair = language_model()
+    run = Bucketed(pair[0], batch_sizes=(4,), source_lengths=(8,), target_lengths=(8,))
+    keys, call = jax.random.split(jax.random.key(2), 3), dict(max_new_tokens=6)
+    found = run(pair[1], prompts=PROMPTS, key=keys, **call)
+    streamed = np.concatenate(list(run.stream(pair[1], prompts=PROMPTS, key=keys, **call)), 1)
+    np.testing.assert_array_equal(streamed, found.tokens[:, 0, : streamed.shape[1]])
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(bound(pair), prefix=[prompt], batch=1, key=keys[row : row + 1], **call)
+        np.testing.assert_array_equal(alone.tokens[0], found.tokens[row])
+
+
 def test_a_stream_compiles_two_programs_and_no_more():
     run = Bucketed(BUILD, **SIZES)
     with compilations() as compiled:

@@ -204,6 +204,22 @@ def test_beams_that_share_a_memory_equal_copies_of_it():
             close(weights[:, beam], alone_weights)
 
 
+@pytest.mark.parametrize(
+    "mask", [xa.masks.causal(offset=2), xa.masks.window(1, 0, offset=3), xa.masks.lengths(4, 1)]
+)
+def test_beams_of_one_token_each_read_what_its_place_may(mask):
+    build, params = layer(memory_dim=M)
+    attention = xa.functional.bind(build, params)
+    memory = attention.memory(jnp.asarray(normal(B, S, M, seed=1)))
+    x = jnp.asarray(normal(B, 3, 1, D))
+    read = jax.jit(lambda x: attention(x, memory, mask, return_weights=True))
+    out, weights = read(x)
+    for beam in range(3):
+        alone, alone_weights = read(x[:, beam])
+        close(out[:, beam], alone)
+        close(weights[:, beam], alone_weights)
+
+
 def test_dropout_acts_only_when_a_key_is_given():
     build, params = layer(dropout_rate=0.5)
     still, _ = layer(dropout_rate=0.0)

@@ -137,6 +137,21 @@ def test_a_decoder_block_step_by_step_equals_all_at_once(chunks, rope):
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("near", [None, 1], ids=["causal", "window"])
+def test_a_mask_without_a_place_of_its_queries_goes_on_after_the_cache(near):
+    """``causal() & mask``, as the refusal of an open mask says, also where earlier positions are cached."""
+    block, _ = decoder_block()
+    valid = jnp.asarray([[True, False, True, True, True, True], [True] * 6])
+    mask = xa.masks.window(near) & xa.masks.key_padding(valid[:, :5])
+    whole, _ = block(jnp.asarray(X), BlockState(), mask=mask)
+    padded = xa.masks.window(near) & xa.masks.key_padding(valid)
+    state, pieces = BlockState(cache=block.attention.cache((2,), 6)), []
+    for at, size in ((0, 2), (2, 1), (3, 2)):
+        piece, state = block(jnp.asarray(X[:, at : at + size]), state, mask=padded)
+        pieces.append(piece)
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=2e-5, atol=2e-5)
+
+
 def test_cross_attention_and_its_source_come_together():
     block, _ = decoder_block(10)
     x = jnp.asarray(X)

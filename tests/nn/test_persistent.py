@@ -110,6 +110,9 @@ def test_self_attention_alone_has_them_and_a_shape_without_a_network_makes_none(
     assert set(params) == {"attention", "attention_residual"}
     out, _ = jax.jit(lambda p: xa.apply(build, p, jnp.asarray(X)))(params)
     close(out, oracle.block(params, X))
+    # Statistics would be of a softmax without them.
+    capturable = xa.functional.bind(build, params).capturable
+    assert "attention.weights" in capturable and "attention.stats" not in capturable
     with pytest.raises(ValueError, match="^mlp_dim is None, but this block has a feed-forward"):
         shape.feedforward(nnx.Rngs(0))
 

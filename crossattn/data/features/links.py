@@ -45,6 +45,14 @@ class Links(Feature):
     max_length: None = None
     extra = 0
 
+    def __post_init__(self):
+        for side in (self.source, self.target):
+            if side.tokenizer.frame.before:
+                raise DataError(
+                    "links of words count a text's tokens from its first; expected tokenizers that put none "
+                    "before a text."
+                )
+
     @property
     def largest(self) -> int:
         """The greatest number in a table."""

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.mel import HOP, RATE
 from crossattn.data.sources import Example, MappedSource, Option, hashed_split
+from crossattn.files import put_folder
 
 FORM = "espeak/VOICE,..."
 OPTIONS = {
@@ -277,8 +277,7 @@ def _keep(parts: dict[str, list[np.ndarray]], folder: Path) -> None:
             )
         lengths = [len(sound) for sound in parts["samples"]]
         np.save(whole / "ends.npy", np.cumsum(lengths, dtype=np.int64))
-        if not folder.is_dir():
-            os.replace(whole, folder)
+        put_folder(whole, folder)
 
 
 @functools.lru_cache(maxsize=1)

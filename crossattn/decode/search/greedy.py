@@ -181,10 +181,11 @@ class OneByOne:
         return chosen, log_p_of(logits[:, 0], chosen)
 
     def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:
-        """Draws a number for each row at this length."""
+        """Draws a number for each row at this length, by the number of the new token."""
+        new = length - self.config.start + 1  # prefixes of a batch are as wide as its longest
         if self.key.ndim == 0:
-            return jax.random.uniform(jax.random.fold_in(self.key, length), (self.config.batch,))
-        return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, length)))(self.key)
+            return jax.random.uniform(jax.random.fold_in(self.key, new), (self.config.batch,))
+        return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, new)))(self.key)
 
 
 def likeliest(

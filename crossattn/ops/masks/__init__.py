@@ -247,6 +247,9 @@ def causal(
     """Lets a query read keys at its own position and before: ``k_pos <= q_pos``.
 
     Without positions, query i stands at ``i + offset`` and key j at j (top-left aligned).
+
+    Raises:
+      ValueError: as ``window``.
     Source: Vaswani et al. 2017, section 3.2.3.
     """
     return window(None, 0, offset, q_positions, k_positions)
@@ -264,11 +267,14 @@ def window(
     A limit of 2**30 and more is none.
 
     Raises:
-      ValueError: a limit is not a whole number, or positions or the offset are not integers of int32.
+      ValueError: a limit is not a whole number, positions or the offset are not integers of int32, or both
+        are given for the queries.
     Source: Beltagy et al. 2020, "Longformer", section 3.1.
     """
     if isinstance(offset, int) and offset == 0:
         offset = None
+    if offset is not None and q_positions is not None:
+        raise ValueError("offset and q_positions both place the queries; give one of them.")
     offset, *positions = _integers(
         "causal" if (left, right) == (None, 0) else "window",
         offset=offset,

@@ -209,7 +209,7 @@ def kernel(call: Call, dtype: Any, fold_scale: bool = True, windows: bool = True
     if fold_scale and not isinstance(scale, (int, float)):
         q, scale = (q * scale).astype(dtype), 1.0
     lowered = lower(call.mask, *call.lengths)
-    if lowered.left and not windows:
+    if lowered.left is not None and not windows:
         lowered = Lowered(call.mask or Mask(()))
     prepared = prepare(q, k, v, call.bias, call.mask, lowered)
     operands = [one_batch(x, 3, batch, whole=True) for x in (prepared.q, prepared.k, prepared.v)]

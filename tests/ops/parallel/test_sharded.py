@@ -53,6 +53,20 @@ def test_eight_devices_give_the_oracles_outputs_and_gradients(kind, strategy, na
 
 
 @needs_eight_devices
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_mask_of_two_axes_is_that_of_all_heads_and_rows(kind):
+    mesh = mesh_of(2, 4, names=("data", "seq"), kind=kind)
+    q, k, v = (np.float32(np.random.default_rng(0).normal(size=(2, 8, 2, 4))) for _ in range(3))
+    placed, mask = put(mesh, (q, k, v), ("data", None)), xa.masks.explicit(np.tri(8, dtype=bool))
+    expected = xa.attend(q, k, v, xa.masks.causal())
+    with jax.set_mesh(mesh):
+        close(jax.jit(lambda *x: xa.attend(*x, mask))(*placed), expected)
+    along = functools.partial(xa.attend_sharded, mesh=mesh, axis="seq")
+    placed = put(mesh, (q, k, v), ("data", "seq"))
+    close(jax.jit(lambda *x: along(*x, mask))(*placed), expected)
+
+
+@needs_eight_devices
 @pytest.mark.parametrize("strategy", ["merge", "ring"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_other_mesh_axes_keep_the_batch(kind, strategy):
