@@ -225,6 +225,12 @@ def keep_heap() -> None:
     libc.mallopt(arena_max, 1)
 
 
+def trim_heap() -> None:
+    """Gives freed memory back to the system, whatever ``keep_heap`` has set."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
     """Reads flags; errors of a config file become one sentence."""
     path = options.config_path(argv)

@@ -145,7 +145,8 @@ class Block(nnx.Module):
             the state.
           mask: the whole mask of self-attention: ``causal() & segments(s)``, ``causal() | prefix(n)``,
             ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal where
-            the sublayer is, and everything where it is not.
+            the sublayer is, and everything where it is not. In causal sublayers, bands without offset or
+            positions count from the end of the cache.
           memory_masks: by the name of a memory, the mask of attention to it, besides its padding mask.
           positions: of the tokens, for rotary positions; None continues those of the cache, or is ``arange``.
           text_positions: of the tokens in their text, for sublayers ``by_position``; None is a whole text.

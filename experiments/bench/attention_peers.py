@@ -16,7 +16,7 @@ from flax import nnx
 import crossattn as xa
 from crossattn.ops.masks import Mask
 from experiments.bench import contest
-from experiments.launch import keep_heap
+from experiments.launch import keep_heap, trim_heap
 
 CONTESTANTS = (
     "crossattn", "crossattn chunked", "naive", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA",
@@ -171,6 +171,7 @@ def _naive(mask: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     import torch
 
+    keep_heap()
     gpu = torch.cuda.is_available()
     place: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
     # Its kernels want [B, N, T, H] in memory.
@@ -210,6 +211,7 @@ def memory(library: str, shape: Shape) -> Callable[[], float]:
     call = build(library, shape, True)
 
     def peak() -> float:
+        trim_heap()  # what came before would serve the call unseen
         before = contest.memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         call()

@@ -84,6 +84,7 @@ def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:
     """Returns a call of ``generate`` of ``transformers`` for the same number of tokens."""
     import torch
 
+    keep_heap()
     marian = models.marian().eval()
     ids = torch.tensor(source)
     mask = torch.ones_like(ids)
