@@ -39,7 +39,15 @@ FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, launch.PLOT)
 
 _BASELINE = "baseline_"
 _IN_LOG = "validation"  # the split of evaluations between steps
-_NOT_METRICS = ("split", "step", "sentences", "decoding_seconds", "num_beams", "cut_sources")
+_NOT_METRICS = (
+    "split",
+    "step",
+    "aligned_pairs",
+    "sentences",
+    "decoding_seconds",
+    "num_beams",
+    "cut_sources",
+)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -107,6 +107,7 @@ def alignment_results(
         "alignment_recipe": str(recipe),
         "links": "human" if human else "anchors: words spelt alike, once on either side",
         "links_count": sum(len(pair.gold) for pair in pairs),
+        "aligned_pairs": len(pairs),
         **phrases,
     }
 
