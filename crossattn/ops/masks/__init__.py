@@ -117,7 +117,7 @@ class Segments:
 class Explicit:
     """Boolean matrix."""
 
-    allowed: Bool[AnyArray, "*#B #N #T #S"] = _axes("N", "T", "S")
+    allowed: Bool[AnyArray, "*#BN #T #S"] = _axes("N", "T", "S")
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         allowed = self.allowed
@@ -319,7 +319,7 @@ def segments(
     return Mask((Segments(q, q if k is None else jnp.asarray(k)),))
 
 
-def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
+def explicit(allowed: Bool[AnyArray, "*#BN #T #S"]) -> Mask:
     """Wraps a boolean matrix, True where the query may read the key; axes of size 1 broadcast.
 
     It has the axes [T S], or all of them; without a batch too one may write [1 N T S].

@@ -88,7 +88,7 @@ class Prepared:
     k: Float[Array, "*B S K H"]
     v: Float[Array, "*B S K Hv"]
     bias: Float[Array, "*#B #N #T #S"] | None
-    allowed: Bool[Array, "*#B #N #T #S"] | None
+    allowed: Bool[Array, "*#BN #T #S"] | None
     reads_nothing: Bool[Array, "*#B #N #T"]
     reads_poison: Bool[Array, "*#B #N #T"]
 
