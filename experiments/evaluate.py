@@ -27,7 +27,7 @@ from experiments.runs import (
     open_run,
     parameters,
     step_of,
-)  # fmt: skip
+)
 
 _LOG = logging.getLogger(__name__)
 _LIMIT = flags.DEFINE_integer(

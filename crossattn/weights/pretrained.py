@@ -272,9 +272,10 @@ def save(
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(content)
     # Of another checkpoint that was saved here, weights would be read in place of these, or beside them.
-    for old in (*folder.glob("model*.safetensors*"), folder / "generation_config.json"):
-        if old.name not in {*layout.files, *contents}:
-            old.unlink(missing_ok=True)
+    whole = (safetensors.WEIGHTS, safetensors.INDEX, "generation_config.json")
+    parts = (path.name for path in folder.glob("model-?????-of-?????.safetensors"))
+    for old in {*whole, *parts} - {*layout.files, *contents}:
+        (folder / old).unlink(missing_ok=True)
     return folder
 
 

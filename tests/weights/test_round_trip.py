@@ -71,11 +71,11 @@ def test_what_was_saved_before_in_the_folder_is_not_read(bart, tmp_path):
     """Weights in one file would be read in place of those in several."""
     model, params, _ = xa.load(bart)
     used = xa.save(tmp_path / "used", model, jax.tree.map(jnp.zeros_like, params))
-    (used / "notes.txt").write_text("stays")
+    (used / "model_ema.safetensors").write_text("stays")
     again, parts, _ = xa.load(checkpoints.shard(bart))
     xa.save(used, again, parts)
     same_params(xa.load(used)[1], parts)
-    assert not (used / "model.safetensors").exists() and (used / "notes.txt").exists()
+    assert not (used / "model.safetensors").exists() and (used / "model_ema.safetensors").exists()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
