@@ -40,7 +40,7 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "the most points of a set (a whole number, 1 or more)" in said
     found = json.loads((tmp_path / "runs/points/results-test.json").read_text())
-    assert found.keys() == {"loss", "nll", "correct"} and found["correct"] > 0.8
+    assert found.keys() == {"step", "loss", "nll", "correct"} and found["correct"] > 0.8
     lines = (tmp_path / "runs/points/metrics.jsonl").read_text().splitlines()
     trained = [line for line in map(json.loads, lines) if line["kind"] == "train"]
     assert [line["step"] for line in trained] == [*range(20, 201, 20)]  # none of them twice
