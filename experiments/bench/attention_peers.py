@@ -16,7 +16,7 @@ from flax import nnx
 import crossattn as xa
 from crossattn.ops.masks import Mask
 from experiments.bench import contest
-from experiments.launch import keep_heap, trim_heap
+from experiments.launch import trim_heap
 
 CONTESTANTS = (
     "crossattn", "crossattn chunked", "naive", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA",
@@ -115,7 +115,6 @@ def missing(library: str) -> str | None:
 
 
 def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
-    keep_heap()
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     q, k, v, d_out = (jnp.asarray(x, dtype) for x in shape.operands())
     attend = _function(library, shape)
@@ -171,7 +170,6 @@ def _naive(mask: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     import torch
 
-    keep_heap()
     gpu = torch.cuda.is_available()
     place: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
     # Its kernels want [B, N, T, H] in memory.

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.launch import keep_heap
+
 _made: dict[str, Callable[..., Any]] = {}
 
 
@@ -37,8 +39,8 @@ def alternate(
 def elsewhere(make: Callable[..., Callable[..., Any]], *arguments: Any) -> Iterator[Callable]:
     """Yields the function that ``make(*arguments)`` returns, which runs in a new process.
 
-    Threads, caches and allocator settings of one contestant do not affect another. Arguments and results of
-    calls must pickle; a call in a process that died raises BrokenProcessPool.
+    Threads and caches of one contestant do not affect another, and each keeps freed memory as our launchers
+    do. Arguments and results of calls must pickle; a call in a process that died raises BrokenProcessPool.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         process.submit(_make, make, arguments).result()
@@ -46,6 +48,7 @@ def elsewhere(make: Callable[..., Callable[..., Any]], *arguments: Any) -> Itera
 
 
 def _make(make: Callable, arguments: tuple) -> None:
+    keep_heap()
     _made["function"] = make(*arguments)
 
 

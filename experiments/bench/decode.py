@@ -18,7 +18,6 @@ import numpy as np
 
 from crossattn import decode, functional
 from experiments.bench import contest, models
-from experiments.launch import keep_heap
 from experiments.options import Options
 
 NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 9
@@ -66,7 +65,6 @@ def contend(
 
 def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
     """Returns a call that decodes all tokens, since no token is the end."""
-    keep_heap()
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     build, params = models.ours()
@@ -84,7 +82,6 @@ def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:
     """Returns a call of ``generate`` of ``transformers`` for the same number of tokens."""
     import torch
 
-    keep_heap()
     marian = models.marian().eval()
     ids = torch.tensor(source)
     mask = torch.ones_like(ids)

@@ -160,7 +160,6 @@ def torch_step(batch):
     """Returns a call of a step in PyTorch."""
     import torch
 
-    keep_heap()
     model = models.marian().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in batch.items()}

@@ -72,7 +72,6 @@ def main() -> None:
 
 def answering(make: Callable[[Path], Call], folder: Path) -> Callable:
     """Returns a function from batches to texts, by a peer."""
-    keep_heap()
     call = make(folder)
     return lambda batches: [call(batch) for batch in batches]
 

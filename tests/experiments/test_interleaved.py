@@ -234,6 +234,8 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
     assert report["nll_2_shot"] != report["nll_2_shot_shuffled"]
     assert "nll_4_shot" not in report and 0 <= report["chrf_2_shot"] <= 100
     assert "nll" in report
+    watched = task.evaluate(params, 0)
+    assert watched["nll"] != watched["nll_shuffled"] and np.isfinite(watched["nll_shuffled"])
 
 
 def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
