@@ -183,7 +183,8 @@ def test_a_delta_comes_as_int8_and_on_the_devices_of_its_base(base, tmp_path):
 
 @pytest.mark.parametrize("pattern", [CROSS, "encoder", "norm|bias", "."])
 @pytest.mark.parametrize("kind", ["bart", "t5"])
-def test_rows_of_a_batch_equal_each_delta_alone_to_the_bit(kind, pattern):
+def test_rows_of_a_batch_equal_each_delta_alone(kind, pattern):
+    """To the bit in one program; another program, as of one set of parameters, may round in another order."""
     model = xa.weights.describe({"bart": BARTS, "t5": checkpoints.T5}[kind])
     params = xa.init(model, jax.random.key(0))
     after = [tuned(params, pattern, seed) for seed in (1, 2, 3)]
@@ -199,9 +200,11 @@ def test_rows_of_a_batch_equal_each_delta_alone_to_the_bit(kind, pattern):
 
     alone = np.stack([call(each, SOURCE, TARGET) for each in after])
     assert np.ptp(alone, axis=0).max() > 1e-2  # the deltas differ
+    each = np.stack([rows(several, jnp.array([number] * 4), SOURCE, TARGET) for number in range(3)])
+    np.testing.assert_allclose(each, alone, rtol=1e-4, atol=2e-5)
     for which in ([0, 1, 2, 1], [2, 2, 0, 0], [1, 1, 1, 1]):
         found = rows(several, jnp.array(which), SOURCE, TARGET)
-        np.testing.assert_array_equal(found, alone[which, np.arange(4)])
+        np.testing.assert_array_equal(found, each[which, np.arange(4)])
     assert len(traces) == 1
 
 
@@ -220,7 +223,7 @@ def test_a_delta_may_leave_what_another_changes_or_everything():
     found = several.rows(call, jnp.arange(3), SOURCE[:3], TARGET[:3])
     for number, each in enumerate(after):
         whole = call(each, SOURCE[:3], TARGET[:3])
-        np.testing.assert_array_equal(found[number], whole[number])
+        np.testing.assert_allclose(found[number], whole[number], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

@@ -107,8 +107,10 @@ def test_every_window_draws_with_its_own_key_whatever_shares_its_batch(model):
     drawn = [tokens for one in together for tokens in one]
     assert len(set(drawn)) == len(drawn) >= 4
     assert texts(sounds, batch=1) == together
+    assert texts(sounds[:1]) == together[:1]
     [alone] = texts([sound])
-    assert together[0][: len(alone)] == alone
+    # The windows after the first may hear the next repetition, for a text may end before its window does.
+    assert together[0][0] == alone[0]
     assert texts([sound], retry=Retry((3.0,), 0.0, 0.0, 1.0)) != [
         alone
     ]  # the first draw, not the second
