@@ -27,7 +27,6 @@ def get_config(arg: str = ""):
             large_layers=1,
             exchange="apart" not in words,
         ),
-        shift=1,
     )
     if "tiny" in words:
         parts.tiny_pictures(

@@ -10,7 +10,6 @@ def get_config(arg: str = ""):
     words = parts.words(arg)
     config = parts.clothes(
         parts.picture_model("vit", dim=96, mlp_dim=192, dropout_rate=0.0, layers=6, patch_size=7),
-        shift=1,
     )
     if "tiny" in words:
         parts.tiny_pictures(

@@ -228,9 +228,9 @@ def decoding(**changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def clothes(model: dict[str, Any], *, shift: int = 0) -> ConfigDict:
+def clothes(model: dict[str, Any]) -> ConfigDict:
     """Returns the config of a classifier of clothes, whose pictures are mirrored and moved in training."""
-    data = dict(height=28, width=28, channels=1, batch_size=128, flip=True, shift=shift)
+    data = dict(height=28, width=28, channels=1, batch_size=128, flip=True, shift=1)
     return experiment(
         "classification",
         data=labelled("fashion_mnist", "label", image="image", **data),
