@@ -19,8 +19,8 @@ from flax import nnx
 
 from crossattn import weights
 from crossattn.data.errors import DataError
-from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of, most_id
-from crossattn.data.tokenizers import Frame, Tokenizer
+from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of
+from crossattn.data.tokenizers import Frame, Tokenizer, most_id
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.models import Decoder, Whisper
 from crossattn.train.storage import Folder, local_copy

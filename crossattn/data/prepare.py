@@ -43,7 +43,7 @@ from crossattn.data.tokenizers import Tokenizer
 from crossattn.files import whole
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 2  # of the files in a folder
+_VERSION = 3  # of the files in a folder
 _SHARD, _MOST_SHARDS = 2**16, 128
 _MANIFEST = "manifest.json"
 _READ = 2**22  # bytes read at a time of a whole file

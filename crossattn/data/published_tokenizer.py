@@ -85,8 +85,3 @@ def frame_of(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     marked = list(zip(encoding.ids, encoding.attention_mask, strict=True))
     before, after = marked[: own[0]], marked[own[-1] + 1 :]
     return tuple(i for i, read in before if read), tuple(i for i, read in after if read)
-
-
-def most_id(backend: _Backend) -> int:
-    """Returns the greatest id of a vocabulary."""
-    return max(backend.get_vocab().values())

@@ -89,6 +89,11 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     @property
+    def most_id(self) -> int:
+        """The greatest id, which is beyond `vocab_size` where a published vocabulary leaves numbers out."""
+        return most_id(self._backend)
+
+    @property
     def mask_id(self) -> int:
         """The id of a masked token, to which no text is encoded."""
         return UNK
@@ -210,6 +215,11 @@ def open_backend(path: Path) -> _Backend:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(str(error)) from None
+
+
+def most_id(backend: _Backend) -> int:
+    """Returns the greatest id of a vocabulary."""
+    return max(backend.get_vocab().values())
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> Tokenizer:

@@ -2,11 +2,13 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 from crossattn.data.features import Text
+from crossattn.data.prepared import prepare_examples
 from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of
 from crossattn.data.tokenizers import BOS, EOS, Frame, train_tokenizer
 
@@ -55,6 +57,15 @@ def test_what_is_read_keeps_its_end_and_what_is_predicted_loses_it(published):
     assert predicted.prepare("a cat").tolist() == [9, 0, 3, 4, 1, 2]
     assert predicted.prepare("a cat sat").tolist() == [9, 0, 3, 4, 5, 1]
     assert read.lengths(["a cat sat"]).tolist() == [6]
+
+
+@pytest.mark.parametrize(("cat", "start"), [(70_000, 0), (2, 70_000)])
+def test_ids_beyond_the_size_of_a_vocabulary_with_gaps_are_kept(cat, start):
+    backend = Backend(models.WordLevel({"a": 0, "</s>": 1, "cat": cat}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    target = Text(PublishedTokenizer(backend, Frame(start, (), (1,))), 5, predicted=True)
+    kept = prepare_examples([{"target": "a cat"}], {"target": target})
+    assert kept.values(np.array([0]))["target"][0].tolist() == [start, 0, cat, 1]
 
 
 def test_what_stands_behind_the_end_is_no_text(published):

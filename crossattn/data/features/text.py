@@ -38,7 +38,7 @@ class Text(Feature):
     @property
     def largest(self) -> int:
         """The greatest id."""
-        return self.tokenizer.vocab_size - 1
+        return max(self.tokenizer.most_id, self.tokenizer.frame.start)
 
     def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
         return self._sizes(self._encoded(values))
