@@ -11,7 +11,7 @@ translators' tag of its kind, whatever their case; a translation with other word
 All methods give weights of words to one function, ``crossattn.decode.markup.place``. IBM model 1, the HMM of
 ``loss.alignment=hmm``, and eflomal (``pip install eflomal``, left out where there is no command
 eflomal-align) learn from the training pairs and the texts that they align, and count in processor time.
-Intervals are of 95 %, by a bootstrap over pairs.
+Intervals are of 95 %, by a bootstrap over files.
 """
 
 import shutil
@@ -95,6 +95,7 @@ def _table(
     placed: Mapping[str, Any], examples: Sequence[Any], texts: Sequence[str], own: bool
 ) -> None:
     count = np.array([len(e["phrases"]) for e in examples])
+    families = [e.get("family", number) for number, e in enumerate(examples)]
     first = None
     for method, spans in placed.items():
         counts = right_words if own else right_places
@@ -102,8 +103,9 @@ def _table(
             [counts(s, e, text) for s, e, text in zip(spans, examples, texts, strict=True)]
         )
         first = right if first is None else first
-        than = "" if right is first else f"; less attention: {difference(first, right, count)}"
-        line = f"  {method}: F1 of tags {ratio(right, count)}{than}"
+        less = difference(first, right, count, families)
+        than = "" if right is first else f"; less attention: {less}"
+        line = f"  {method}: F1 of tags {ratio(right, count, families)}{than}"
         if not own:
             both, either = np.sum([overlap(s, e) for s, e in zip(spans, examples, strict=True)], 0)
             line += f"; F1 of characters {100 * both / either:.1f}"

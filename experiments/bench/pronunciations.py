@@ -19,6 +19,7 @@ import numpy as np
 
 import crossattn as xa
 from crossattn.data.sources import open_source
+from crossattn.data.sources.cmudict import letters_of
 from crossattn.train.storage import folder
 from experiments import fetch_weights
 from experiments.intervals import difference, ratio
@@ -42,7 +43,7 @@ def main() -> None:
     words = list(known)
     related = np.array([has_relative(word, train) for word in words])
     parts = {"all": related >= 0, "no relative": ~related, "a relative": related}
-    groups = [letters(word) for word in words]
+    groups = [letters_of(word) for word in words]
     print(
         f"{len(words)} words of {options.split}, {related.mean():.1%} with a relative in training"
     )
@@ -76,11 +77,6 @@ def pronunciations(split: str) -> dict[str, list[Phonemes]]:
     for pair in open_source("cmudict", split):
         found.setdefault(pair["source"], []).append(pair["target"].split())
     return found
-
-
-def letters(word: str) -> str:
-    """Returns the letters of a word, by which its split was drawn."""
-    return re.sub(r"[^a-z]", "", word) or word
 
 
 def has_relative(word: str, train: Mapping[str, Any]) -> bool:

@@ -40,6 +40,7 @@ class Aligned:
       source_words, target_words: spans of the words.
       gold: links (source word, target word).
       scored: target words that count; None is all. Anchors say nothing about other words.
+      family: of pairs that are drawn together; None is none.
     """
 
     attention: Attention
@@ -47,6 +48,7 @@ class Aligned:
     target_words: np.ndarray
     gold: Links
     scored: set[int] | None
+    family: str | None
 
     def links(self, recipe: Recipe) -> Links:
         """Returns the links that a recipe reads off the attention."""
@@ -172,14 +174,16 @@ def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) ->
 def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
     if "links" in example:
         gold = {(int(s), int(t)) for s, t in example["links"]}
-        return Aligned(attention, example["source_spans"], example["target_spans"], gold, None)
+        words = example["source_spans"], example["target_spans"]
+        return Aligned(attention, *words, gold, None, example.get("family"))
     spans = [word_spans(example[side]) for side in ("source", "target")]
     words = [
         [example[side][start:end] for start, end in own]
         for side, own in zip(("source", "target"), spans, strict=True)
     ]
     gold = anchors(*words)
-    return Aligned(attention, spans[0], spans[1], gold, {t for _, t in gold})
+    scored = {t for _, t in gold}
+    return Aligned(attention, spans[0], spans[1], gold, scored, example.get("family"))
 
 
 def phrased_pairs(
@@ -190,18 +194,19 @@ def phrased_pairs(
     if not tagged:
         return []
     attentions = translator.attention([(e["source"], e["target"]) for e in tagged])
-    pairs = [_phrased(a, e["phrases"]) for a, e in zip(attentions, tagged, strict=True)]
+    pairs = [_phrased(a, e) for a, e in zip(attentions, tagged, strict=True)]
     return [pair for pair in pairs if pair.phrases]
 
 
-def _phrased(attention: Attention, phrases: Sequence[Sequence[int]]) -> Phrased:
+def _phrased(attention: Attention, example: dict[str, Any]) -> Phrased:
     source, target = attention.source_spans, attention.target_spans[:-1]
 
     def inside(spans: np.ndarray, start: int, end: int) -> set[int]:
         return set(np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start)).tolist())
 
-    found = [(inside(source, *p[:2]), inside(target, *p[2:])) for p in phrases]
-    return Phrased(attention, source, target, set(), None, [p for p in found if p[0] and p[1]])
+    found = [(inside(source, *p[:2]), inside(target, *p[2:])) for p in example["phrases"]]
+    read = [p for p in found if p[0] and p[1]]
+    return Phrased(attention, source, target, set(), None, example.get("family"), read)
 
 
 def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
@@ -210,9 +215,10 @@ def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
 
 
 def aer_interval(pairs: Sequence[Aligned], recipe: Recipe) -> Interval:
-    """Returns AER in percent with its interval, by a bootstrap over sentences."""
+    """Returns AER in percent with its interval, by a bootstrap over families, without any over sentences."""
     wrong, links = np.array([pair.errors(recipe) for pair in pairs], np.float64).T
-    return ratio(100.0 * wrong, links)
+    families = [pair.family for pair in pairs]
+    return ratio(100.0 * wrong, links, None if None in families else families)
 
 
 def choose_recipe(

@@ -299,6 +299,7 @@ class TranslationTask(TextTask):
             "decoded_sentences_per_second": len(examples) / seconds,
             "samples": [
                 {"source": e["source"], self.written: h, "reference": e["target"]}
+                | ({"group": e["family"]} if "family" in e else {})
                 for e, h in zip(examples, hypotheses, strict=True)
             ],
         }

@@ -64,6 +64,7 @@ def test_help_is_read_back_whole_with_every_page_in_one_split(help_packages):
         for example in source:
             page = example["id"].split("#")[0]
             assert libreoffice_help.split_of(page) == split
+            assert example["family"] == page
             found[page] = example
     assert len(found) == 60
     example = found["swriter/page7.html"]
@@ -95,6 +96,7 @@ def test_help_can_be_read_the_other_way_round(help_packages):
     there = sources.open_source("libreoffice_help/en-fr", data_dir=help_packages)[0]
     back = sources.open_source("libreoffice_help/fr-en", data_dir=help_packages)[0]
     assert (back["source"], back["target"]) == (there["target"], there["source"])
+    assert back["family"] == there["family"]
 
 
 @pytest.mark.parametrize(("split", "option"), [("train", "pairs"), ("test", "held_out")])

@@ -45,12 +45,14 @@ def test_all_pronunciations_and_forms_of_a_word_are_on_one_side(folder):
 
 def test_a_line_is_a_word_its_number_and_its_phonemes(folder):
     one, two, more, bare = list(cmudict.read_words("\n".join(LINES)))[:4]
-    assert one == {"id": "aalborg/1", "source": "aalborg", "target": "AO1 L B AO0 R G"}
-    assert two == {"id": "aalborg/2", "source": "aalborg", "target": "AA1 L B AO0 R G"}
+    word = {"source": "aalborg", "family": "aalborg"}
+    assert one == word | {"id": "aalborg/1", "target": "AO1 L B AO0 R G"}
+    assert two == word | {"id": "aalborg/2", "target": "AA1 L B AO0 R G"}
     assert (more["source"], bare["source"]) == ("aalborg's", "'s")
+    assert (more["family"], bare["family"]) == ("aalborgs", "s")
     first = sources.open_source("cmudict", "train", data_dir=folder, first=True)
     assert first and {e["id"][-2:] for e in first} == {"/1"}
     apart = sources.open_source("cmudict", "train", data_dir=folder, letters=True)
     assert all(len(e["source"].split()) == len(e["id"].partition("/")[0]) for e in apart)
     back = sources.open_source("cmudict", "train", data_dir=folder, reverse=True)
-    assert back[-1]["target"] in WORDS
+    assert back[-1]["target"] == back[-1]["family"] in WORDS

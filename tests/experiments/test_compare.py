@@ -2,11 +2,15 @@
 
 import json
 
+import jax
 import pytest
 
+from configs import rnn_translation
+from crossattn.data.sources import phrases
 from crossattn.train.errors import TrainError
 from crossattn.train.records import read_run
 from experiments import compare, launch, text_scores
+from experiments.tasks import make_task
 
 
 def write(folder, settings, log, **results):
@@ -156,6 +160,16 @@ def test_groups_of_texts_are_their_own_where_they_are_some_of_the_examples(runs)
         ]
     texts = text_scores.texts_of({name: runs[name].results["test"] for name in "ab"})
     assert texts is not None and list(texts.groups) == [i // 4 for i in range(20)]
+
+
+def test_translations_are_drawn_by_the_families_of_their_examples(monkeypatch):
+    monkeypatch.setattr(phrases, "NUM_PAIRS", 540)
+    task = make_task(rnn_translation.get_config("none,tiny"))
+    params, plain = task.init(jax.random.key(0)), task.examples("test", 4)
+    assert not text_scores.texts_of({"a": task.report(params, "test", limit=4)}).groups
+    known = [e | {"family": file} for e, file in zip(plain, "xxyz", strict=True)]
+    monkeypatch.setattr(task, "examples", lambda split, count=None: known[:count])
+    assert text_scores.texts_of({"a": task.report(params, "test", limit=4)}).groups == [*"xxyz"]
 
 
 def test_texts_without_sources_have_no_lengths(runs):

@@ -48,6 +48,17 @@ def test_links_of_tokens_are_scored_against_tagged_phrases():
     assert phrased_pairs(Reader(), [plain]) == []
 
 
+def test_pairs_of_a_file_are_drawn_together():
+    """One file of a right and a wrong pair has the same errors in every draw."""
+    wrong = EXAMPLE | {"phrases": np.array([[9, 13, 8, 17]])}
+    alone, together = (
+        aer_interval(phrased_pairs(Reader(), [e | more for e in (EXAMPLE, wrong)]), Recipe(head=1))
+        for more in ({}, {"family": "a.html"})
+    )
+    assert alone.low < alone.value < alone.high
+    assert together.low == together.high == alone.value == together.value
+
+
 def test_phrases_that_the_model_does_not_read_are_left_out():
     beyond = EXAMPLE | {
         "phrases": np.array([[4, 8, 8, 17], [20, 22, 30, 33]]),

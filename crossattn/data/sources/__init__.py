@@ -16,8 +16,9 @@ file has
 An example is a dict. A pair of texts is {"id", "source", "target"} and, where there are gold word alignments,
 also "source_spans" and "target_spans" (characters of each word) and "links" (source word, target word); where
 phrases are linked, "phrases" (rows of characters: start and end in the source, start and end in the target)
-and their "kinds". Other examples hold the values that their file documents, for `crossattn.data.features`. A
-list of dicts is a source too.
+and their "kinds". Examples of one "family", such as the paragraphs of a file, are not independent. Other
+examples hold the values that their file documents, for `crossattn.data.features`. A list of dicts is a source
+too.
 """
 
 import hashlib
@@ -242,6 +243,8 @@ def reversed_example(example: Example) -> Example:
         "source": example["target"],
         "target": example["source"],
     }
+    if "family" in example:
+        turned["family"] = example["family"]
     if "links" in example:
         turned["source_spans"] = example["target_spans"]
         turned["target_spans"] = example["source_spans"]

@@ -25,7 +25,10 @@ _LINE = re.compile(r"(\S+?)(?:\((\d+)\))? ([^#]+)")
 def open_split(
     rest: str, split: str, *, data_dir: Any = None, first: bool = False, letters: bool = False
 ) -> Sequence[Example]:
-    """Returns pairs of a word, "aalborg", and its phonemes, "AO1 L B AO0 R G"; digits are the stress."""
+    """Returns pairs of a word, "aalborg", and its phonemes, "AO1 L B AO0 R G"; digits are the stress.
+
+    The family of "cats" and "cat's" is "cats".
+    """
     pairs = [pair for pair in _pairs(data_dir) if split_of(pair["source"]) == split]
     if first:
         pairs = [pair for pair in pairs if pair["id"].endswith("/1")]
@@ -34,7 +37,12 @@ def open_split(
 
 def split_of(word: str) -> str:
     """Returns the split of a word, from its letters alone: "cats" and "cat's" are in the same."""
-    return hashed_split(re.sub(r"[^a-z]", "", word) or word, test=5, validation=5)
+    return hashed_split(letters_of(word), test=5, validation=5)
+
+
+def letters_of(word: str) -> str:
+    """Returns the letters of a word, "cats" of "cat's"; a word without any is left as it is."""
+    return re.sub(r"[^a-z]", "", word) or word
 
 
 def read_words(text: str) -> Iterator[Example]:
@@ -42,7 +50,8 @@ def read_words(text: str) -> Iterator[Example]:
     for line in text.splitlines():
         if match := _LINE.match(line):
             word, number, phonemes = match.groups()
-            yield {"id": f"{word}/{number or 1}", "source": word, "target": phonemes.strip()}
+            pair = {"id": f"{word}/{number or 1}", "source": word, "target": phonemes.strip()}
+            yield pair | {"family": letters_of(word)}
 
 
 @functools.lru_cache(maxsize=1)

@@ -59,8 +59,13 @@ def open_split(
     if count:
         chosen = [i * len(rows) // count for i in range(count)]
         rows = MappedSource(chosen, rows.__getitem__)
-    found = MappedSource(rows, functools.partial(records.pair_of, source="en", target=other))
+    found = MappedSource(rows, functools.partial(_pair, target=other))
     return found if source == "en" else MappedSource(found, reversed_example)
+
+
+def _pair(row: dict[str, Any], target: str) -> Example:
+    example = records.pair_of(row, source="en", target=target)
+    return example | {"family": example["id"].partition("#")[0]}
 
 
 class LibreofficeHelp(records.PackageBuilder):
