@@ -146,14 +146,15 @@ class Bucketed:
     @cached_property
     def _pieces(self) -> tuple[Any, Any, Any]:
         """Compiled parts of a stream: the cast of weights, the beginning, the tokens up to a length."""
-        left_out = (*_NOT_STREAMED, "length_penalty", "processors", "capture")
+        left_out = (*_NOT_STREAMED, "length_penalty", "processors", "rules", "capture")
         options = {name: x for name, x in self._options.items() if name not in left_out}
-        own = tuple(self._options.get("processors", ())), self._options.get("capture")
+        processors, rules = (tuple(self._options.get(name, ())) for name in ("processors", "rules"))
+        capture = self._options.get("capture")
 
         def parts(params, prefix, limits, key, max_new_tokens: int) -> tuple[Any, OneByOne]:
             model = for_decoding(functional.bind(self._build, params))
             config = GenerationConfig(len(limits), max_new_tokens, limits, **options, **prefix)
-            return model, OneByOne(model.decode_step, config, *own, key)
+            return model, OneByOne(model.decode_step, config, processors, capture, key, rules)
 
         @partial(jax.jit, static_argnames="max_new_tokens")
         def begin(params, reads, prefix, limits, key, max_new_tokens):

@@ -22,6 +22,7 @@ def greedy(
     decode_step: DecodeStep,
     states: Any,
     *,
+    rules: Sequence[LogitsProcessor] = (),
     processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
     **config: Any,
@@ -32,6 +33,7 @@ def greedy(
       decode_step: the model's.
       states: made by the model's ``prefill`` for one sequence a row and at least
         ``GenerationConfig.cache_length`` positions.
+      rules: logits processors that come first and count as the model's: scores are measured after them.
       processors: logits processors, applied in order.
       capture: layers and heads whose cross-attention is returned.
       **config: ``batch``, ``max_new_tokens`` and the other fields of ``GenerationConfig``.
@@ -39,7 +41,7 @@ def greedy(
     Returns:
       Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
     """
-    return _search(decode_step, states, processors, capture, None, config)
+    return _search(decode_step, states, processors, capture, None, rules, config)
 
 
 @as_written
@@ -48,6 +50,7 @@ def sample(
     states: Any,
     *,
     key: Key[Array, "*#B"],
+    rules: Sequence[LogitsProcessor] = (),
     processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
     **config: Any,
@@ -66,11 +69,12 @@ def sample(
         raise ValueError(
             f"key has shape {key.shape}; expected one key, or one for each row [{config['batch']}]."
         )
-    return _search(decode_step, states, processors, capture, key, config)
+    return _search(decode_step, states, processors, capture, key, rules, config)
 
 
-def _search(decode_step, states, processors, capture, key, config) -> Hypotheses:
-    loop = OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture, key)
+def _search(decode_step, states, processors, capture, key, rules, config) -> Hypotheses:
+    config, processors, rules = GenerationConfig(**config), tuple(processors), tuple(rules)
+    loop = OneByOne(decode_step, config, processors, capture, key, rules)
     end = jax.lax.while_loop(Progress.unfinished, loop.advance, loop.begin(states))
     return end.hypotheses(loop.config)
 
@@ -153,6 +157,7 @@ class OneByOne:
     processors: tuple[LogitsProcessor, ...] = ()
     capture: Capture | None = None
     key: Any = None
+    rules: tuple[LogitsProcessor, ...] = ()
 
     def begin(self, states: Any) -> Progress:
         """Reads the prefix."""
@@ -172,8 +177,9 @@ class OneByOne:
     def _choose(
         self, logits: Float[Array, "B 1 V"], progress: Progress
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-        """Returns the next token of each row, and its log-probability before any processing."""
+        """Returns the next token of each row, and its log-probability before the processors."""
         texts = progress.tokens, progress.length
+        logits = self.config.process(self.rules, logits, *texts)
         if self.key is None:
             return likeliest(logits, self.config, self.processors, *texts)
         processed = self.config.process(self.processors, logits, *texts)

@@ -25,7 +25,8 @@ class Written(NamedTuple):
     Attributes:
       tokens: [B T], filled up with the end token.
       lengths: [B], number of tokens before the end.
-      log_p: [B], the mean log-probability of the tokens, the end included.
+      log_p: [B], the mean log-probability of the tokens, the end included, among those that the rules allow,
+        at temperature 1.
       no_speech: [B], the probability that nobody speaks.
     """
 
@@ -100,10 +101,9 @@ def write(
     no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
     search = greedy
     if key is not None:
-        rules.append(sampling.temperature(temperature))
-        search = partial(sample, key=key)
+        search = partial(sample, key=key, processors=[sampling.temperature(temperature)])
     hypotheses = search(
-        model.decode_step, states, processors=rules, batch=B, max_new_tokens=max_new_tokens,
+        model.decode_step, states, rules=rules, batch=B, max_new_tokens=max_new_tokens,
         prefix=prefix, eos_id=tokens.end, pad_id=tokens.end,
     )  # fmt: skip
     written = hypotheses.tokens[:, 0]

@@ -81,6 +81,19 @@ def test_constraints_leave_the_best_of_what_they_allow(seed):
     np.testing.assert_allclose(found.scores[0, 0], model.score(words(found)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{}, {"search": sample, "key": KEY}])
+def test_scores_are_measured_after_the_rules_and_before_the_processors(options):
+    rules, flat = [constraints.ban([4, EOS])], [sampling.temperature(2.0)]
+    found = run(batch=2, length=3, rules=rules, processors=flat, **options)
+    for row in range(2):
+        tokens, score = words(found, row), 0.0
+        for t, (last, token) in enumerate(zip((BOS, *tokens), tokens, strict=False)):
+            left = np.delete(MODEL.log_p[t, last], [4, EOS])
+            score += MODEL.log_p[t, last, token] - np.logaddexp.reduce(left)
+        assert not {4, EOS} & {*tokens}
+        np.testing.assert_allclose(found.scores[row, 0], score, rtol=1e-4)
+
+
 def test_a_prefix_is_continued_and_enters_in_one_step():
     prefix, steps = (BOS, 5, 3), []
 

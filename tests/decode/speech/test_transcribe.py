@@ -82,6 +82,45 @@ def test_times_follow_the_rules_of_transformers():
             np.testing.assert_array_equal(np.isneginf(found), np.isneginf(expected), str(history))
 
 
+def filtered(logits, text):
+    """Logits [V] after a generated text, as openai-whisper's filters leave them."""
+    logits = logits.astype(np.float64)
+    logits[list(TOKENS.suppressed)] = -np.inf
+    logits[TOKENS.no_times] = -np.inf
+    if not text:
+        logits[list(TOKENS.suppressed_first)] = -np.inf
+        logits[:FIRST] = -np.inf
+        logits[FIRST + 51 :] = -np.inf
+    timed = [token >= FIRST for token in text]
+    if timed[-1:] == [True]:
+        if timed[-2:-1] != [False]:
+            logits[FIRST:] = -np.inf
+        else:
+            logits[: TOKENS.end] = -np.inf
+    if times := [token for token in text if token >= FIRST]:
+        logits[FIRST : times[-1] + (timed[-1] is False or timed[-2:-1] != [False])] = -np.inf
+    if np.logaddexp.reduce(logits[FIRST:]) > logits[:FIRST].max():
+        logits[:FIRST] = -np.inf
+    return logits
+
+
+@pytest.mark.parametrize("drawn", [{}, {"key": jax.random.key(2), "temperature": 0.7}])
+def test_a_guess_is_measured_among_the_tokens_that_the_rules_allow(model, drawn):
+    """openai-whisper takes its mean of logits after its filters and before the temperature."""
+    heard = windows.hear(*model, jnp.asarray(recordings(1.0, 1.0)).reshape(2, FRAMES, 8))
+    prefix = jnp.array([TOKENS.prefix("en", "transcribe", times=True)] * 2, jnp.int32)
+    written = windows.write(*model, heard, prefix, **drawn, tokens=TOKENS, max_new_tokens=24)
+    P, bound = prefix.shape[1], xa.functional.bind(*model)
+    known = jnp.concatenate([prefix, written.tokens], axis=1)[:, None]
+    states = bound.prefill(2, 1, known.shape[2], encoded=heard)
+    logits = np.asarray(bound.decode_step(known, states)[0])[:, 0, P - 1 : -1]
+    for row in range(2):
+        text, n = written.tokens[row].tolist(), int(written.lengths[row])
+        own = [filtered(logits[row, t], text[:t]) for t in range(min(n + 1, len(text)))]
+        log_p = [x[token] - np.logaddexp.reduce(x) for x, token in zip(own, text, strict=False)]
+        assert written.log_p[row] == pytest.approx(sum(log_p) / (n + 1), rel=1e-4)
+
+
 def test_recordings_taken_together_are_as_taken_alone(model):
     sounds = recordings(0.4, 2.5, 1.0)
     listen = transcriber(model, heads=((0, 1), (1, 0)))
