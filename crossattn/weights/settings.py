@@ -35,7 +35,10 @@ _LARGEST = 2**31 - 1
 _NUMBER = re.compile(r"(.*_)?(eps|epsilon|dropout|prob|rate|pdrop|theta|factor|beta_\w+|mscale\w*)")
 
 # Entries that are configs of a part of the model.
-_NESTED = ("encoder", "decoder", "text_config", "vision_config", "rope_parameters", "rope_scaling")
+_NESTED = (
+    "encoder", "decoder", "text_config", "vision_config", "text_config_dict", "vision_config_dict",
+    "rope_parameters", "rope_scaling",
+)  # fmt: skip
 
 
 class Settings(dict[str, Any]):

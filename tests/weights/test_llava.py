@@ -55,6 +55,25 @@ def test_layers_of_a_tower_that_are_not_read_are_kept_and_not_built(tmp_path):
     assert "norm" not in params["vision"]
 
 
+def test_an_early_config_of_a_half_of_clip_replaces_the_later_one():
+    """CLIPConfig of transformers makes a whole config of it, whose every value replaces the other's."""
+    text = dict(hidden_size=12, num_attention_heads=3, intermediate_size=20, num_hidden_layers=2)
+    picture = checkpoints.CLIP | dict(patch_size=2)
+    later = checkpoints.WHOLE_CLIP["text_config"] | dict(eos_token_id=2, layer_norm_eps=0.5)
+    early = checkpoints.WHOLE_CLIP | dict(text_config=later, text_config_dict=text)
+    found = xa.weights.describe(early | dict(vision_config_dict=picture)).config
+    expected = checkpoints.WHOLE_CLIP | dict(text_config=text, vision_config=picture)
+    assert found == xa.weights.describe(expected).config
+    assert (found.text.vocab_size, found.text.block.dim, found.vision.patch_size) == (
+        49408,
+        12,
+        (2, 2),
+    )
+    none = dict(text_config_dict=None, vision_config_dict=None)
+    plain = xa.weights.describe(checkpoints.WHOLE_CLIP).config
+    assert xa.weights.describe(checkpoints.WHOLE_CLIP | none).config == plain
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -64,6 +83,7 @@ def test_layers_of_a_tower_that_are_not_read_are_kept_and_not_built(tmp_path):
         (checkpoints.LLAMA | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
          "partial_rotary_factor 0.5"),
         (checkpoints.LLAMA | dict(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'; expected one of relu"),
+        (checkpoints.WHOLE_CLIP | dict(text_config_dict=dict(hidden_size=-8)), "hidden_size -8; expected"),
         (checkpoints.LLAVA | dict(vision_feature_layer=[-2, -5]), r"vision_feature_layer \[-2, -5\], which"),
         (checkpoints.LLAVA | dict(vision_feature_layer=3), "vision_feature_layer 3 of a tower of 2 layers"),
         (checkpoints.LLAVA | dict(vision_feature_select_strategy="cls"), "select_strategy 'cls', which"),

@@ -49,8 +49,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     if settings["model_type"] == "clip_vision_model":
         config, rules = vision(settings, dtype)
         return ViT, config, rules.inside("", PREFIX[:-1])
-    reads = Settings(settings.get("text_config") or {})
-    seen, seen_rules = vision(Settings(settings.get("vision_config") or {}), dtype)
+    reads = _half(settings, "text_config")
+    seen, seen_rules = vision(_half(settings, "vision_config"), dtype)
     end = reads.get("eos_token_id", 49407)
     text = DecoderConfig(
         vocab_size=reads.get("vocab_size", 49408),
@@ -65,6 +65,12 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     )
     rules = Rules(_COMPARED) | seen_rules.inside("vision", "vision_model")
     return CLIP, config, rules | Rules(_TEXT, unused=_UNUSED).inside("text", "text_model")
+
+
+def _half(settings: Settings, name: str) -> Settings:
+    """Returns the config of a tower; an early ``{name}_dict`` replaces it, defaults included."""
+    early = settings.get(f"{name}_dict")
+    return Settings((settings.get(name) or {}) if early is None else early)
 
 
 def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[ViTConfig, Rules]:
