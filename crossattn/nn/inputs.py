@@ -14,7 +14,7 @@ from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions import bias
 from crossattn.ops.positions.sinusoids import sinusoid_table, sinusoidal
-from crossattn.types import Array, Bool, Float, Int, Key, Shaped
+from crossattn.types import Array, Bool, Float, Int, Key, Rate, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]
 _SCHEMES = get_args(PositionScheme)
@@ -37,6 +37,7 @@ class InputConfig:
         paper's.
       sinusoid_dtype: type of a table of sinusoids of ``max_length`` rows, as checkpoints of half precision
         have it; None computes them in float32, for any number of positions.
+      dropout_rate: of the sum; None is that of the blocks.
     """
 
     scale: float | None = None
@@ -47,6 +48,7 @@ class InputConfig:
     frozen_id: int | None = None
     sinusoids_from: int | None = None
     sinusoid_dtype: str | None = None
+    dropout_rate: Rate | None = None
 
 
 def without_padding(
@@ -67,7 +69,7 @@ class TokenInput(nnx.Module):
       positions: the scheme; "rope", "relative" and "alibi" act inside attention and add nothing here.
       max_length: number of positions of the "learned" scheme, and of a table of sinusoids.
       config: scale, norm and further summands.
-      dropout_rate: of the sum.
+      dropout_rate: of the sum, where the config says none.
       dtype: computation dtype.
 
     Raises:
@@ -106,7 +108,7 @@ class TokenInput(nnx.Module):
         self.stored = config.sinusoid_dtype if self.sinusoids else None
         self.max_length = max_length
         self.frozen_id = config.frozen_id
-        self.dropout_rate = dropout_rate
+        self.dropout_rate = dropout_rate if config.dropout_rate is None else config.dropout_rate
 
     @property
     def longest(self) -> int | None:

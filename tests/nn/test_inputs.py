@@ -42,6 +42,8 @@ def test_a_key_drops_a_share_of_the_vectors_and_rescales_the_rest():
     kept = np.asarray(found) != 0
     assert 0.2 < kept.mean() < 0.8
     np.testing.assert_array_equal(found, np.where(kept, 2 * whole, 0))
+    own = entrance(dropout_rate=0.5, config=InputConfig(dropout_rate=0.0))
+    np.testing.assert_array_equal(own(tokens, key=jax.random.key(0)), whole)
 
 
 def test_a_frozen_token_learns_nothing_where_it_is_looked_up():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
 import crossattn as xa
@@ -59,6 +60,17 @@ def test_every_kind_of_perceiver_makes_the_same_file_again(name, other, tmp_path
     (folder / "config.json").write_text(json.dumps(others))
     with pytest.raises(CheckpointError, match="do not fit its config.json"):
         xa.load(folder)
+
+
+def test_each_dropout_of_a_gpt2_has_its_own_rate():
+    def rates(**given):
+        model = xa.weights.describe(checkpoints.GPT2 | given)
+        layer = nnx.eval_shape(lambda: model(nnx.Rngs(0)))
+        block = model.config.block
+        return layer.input.dropout_rate, block.attention.dropout_rate, block.dropout_rate
+
+    assert rates(embd_pdrop=0.0, attn_pdrop=0.2, resid_pdrop=0.3) == (0.0, 0.2, 0.3)
+    assert rates(resid_pdrop=0.0) == (0.1, 0.1, 0.0)  # what it does not name is 0.1 in transformers
 
 
 def test_several_files_stay_several_files(bart, tmp_path):

@@ -57,7 +57,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         block=block,
         layers=settings["n_layer"],
         max_length=settings["n_positions"],
-        input=InputConfig(scale=1.0),
+        input=InputConfig(scale=1.0, dropout_rate=settings.get("embd_pdrop", 0.1)),
         tie_output=tied,
         memory_dim=dim if settings.get("add_cross_attention") else None,
     )
