@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+import crossattn as xa
 from crossattn.train.program import make_program
 from crossattn.train.sharding import everywhere, make_mesh, row_shares, rows_on
 from experiments.launch import Refused
@@ -90,7 +90,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
         mesh=mesh_axes(mesh),
         rows=rows,
         length=generated.length,
-        caches=_caches(config, rows, generated) // row_shares(mesh),
+        caches=_caches(task, params, generated, rows) // row_shares(mesh),
         memory=Memory(
             parameters=size_of(params),
             optimizer=0,
@@ -124,16 +124,21 @@ def _loop(module: Module, topology: Topology, length: int) -> str:
     return body_of(max(loops, key=moved))
 
 
-def _caches(config: Any, rows: int, generated: Any) -> int:
-    """Counts the bytes of all cached keys and values on all devices."""
-    model = config.model
-    if "num_heads" not in model:  # a recurrent model
-        return 0
-    layers = model.get("decoder_layers") or model.layers
-    heads = model.get("num_kv_heads") or model.num_heads
-    width = heads * (model.get("head_dim") or model.dim // model.num_heads)
-    kept = generated.length + generated.read
-    return 2 * layers * rows * kept * width * jnp.dtype(model.dtype).itemsize
+def _caches(task: Any, params: Any, generated: Any, rows: int) -> int:
+    """Counts the bytes of the keys and values in the states that a search begins with, on all devices."""
+
+    def cached(params: Any, *source: Any) -> Any:
+        reads = dict(zip(("source", "source_segment_ids"), source, strict=False))
+        states = task.bind(params).prefill(rows, 1, generated.length, **reads)
+        memories = jax.tree.leaves(states, is_leaf=_is_memory)
+        return [(memory.keys, memory.values) for memory in memories if _is_memory(memory)]
+
+    kept = jax.tree.leaves(jax.eval_shape(cached, params, *generated.inputs))
+    return sum(x.size * x.dtype.itemsize for x in kept)
+
+
+def _is_memory(x: Any) -> bool:
+    return isinstance(x, xa.Memory)
 
 
 def text(plan: DecodingPlan) -> str:

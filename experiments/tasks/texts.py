@@ -50,13 +50,11 @@ class Generation:
       function: takes the parameters and ``inputs``.
       inputs: shapes of the other arguments.
       length: the most tokens that it generates.
-      read: tokens of the source, whose keys and values are cached too.
     """
 
     function: Callable[..., Any]
     inputs: tuple[jax.ShapeDtypeStruct, ...]
     length: int
-    read: int
 
 
 class TextTask(base.Task):
@@ -235,7 +233,7 @@ class TextTask(base.Task):
             batch = None if source else rows
             return decode.generate(self.bind(params), *source, batch=batch, max_new_tokens=length)
 
-        return Generation(generate, (shape, shape) if read else (), length, read)
+        return Generation(generate, (shape, shape) if read else (), length)
 
 
 def token_loss(

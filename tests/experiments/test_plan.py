@@ -237,6 +237,27 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     assert found == 6 * tokens * weights + attention
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "layers", "width"),
+    [
+        ("copy_task", {}, None, None),
+        ("copy_task", dict(scan=True, num_kv_heads=1, head_dim=24, dtype="bfloat16"), None, 24),
+        ("finetune:translation", None, 1, 2 * 16),  # a T5 of two heads of 16
+        ("finetune:language_model", None, 1, 32),  # a GPT-2 of 32 features
+    ],
+)
+def test_caches_are_those_of_the_model_of_a_checkpoint_too(name, model, layers, width):
+    config = get_config(*(f"{name},tiny" if ":" in name else f"{name}:tiny").split(":"))
+    config.model.update(model or {})
+    task, rows = unread_task(config), 6
+    params, generated = jax.eval_shape(task.init, jax.random.key(0)), task.generation(rows)
+    read = config.data.source_len if "source_len" in config.data else 0
+    layers, width = layers or config.model.decoder_layers, width or config.model.dim
+    size = np.dtype(config.model.get("dtype", "float32")).itemsize
+    expected = 2 * layers * rows * (generated.length + read) * width * size
+    assert decoding._caches(task, params, generated, rows) == expected
+
+
 def test_every_device_that_jax_names_has_its_figures(monkeypatch):
     assert set(chips.KINDS.values()) == set(chips.CHIPS)
     assert flops.at_peak("a task") is None  # nobody says what a CPU's peak is
