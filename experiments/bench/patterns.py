@@ -8,19 +8,23 @@ links of Greek-English and of ``phrases``, and consonants of English words with 
 usually have (cmudict), where each stands once in its word; or the links that an HMM counts on the help in
 several languages (``loss.alignment=hmm``), but for Japanese, which parts no words. A column is a pattern of
 ``crossattn.analysis.patterns``: its mean over sentences, and the share of sentences in which it is one half
-or more. Tokens without characters (the end) are left out.
+or more. Heads are read in words, as gold is, at the row offset of ``config.evaluate.alignment``; a head that
+learnt links at that of the links.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from crossattn.analysis.patterns import PATTERNS, of_links, patterns
 from crossattn.data.sources import items_of, open_source
+from crossattn.train.alignment import Recipe
 from crossattn.train.storage import folder
 from experiments.options import Options
 from experiments.runs import parameters, task_of
+from experiments.tasks.alignment import Aligned, aligned_pairs, stated_recipe
 from experiments.tasks.hmm import linked
 
 _SENTENCES = 200
@@ -65,14 +69,22 @@ def of_run(run: str) -> dict[str, list[dict[str, float]]]:
     workdir = folder(run)
     task = task_of(workdir)
     examples = task.examples("validation", _SENTENCES)
-    translator = task.translator(parameters(task, workdir))
-    found: dict[str, list[dict[str, float]]] = {}
-    for each in translator.attention([(e["source"], e["target"]) for e in examples]):
-        target, source = (x[:, 1] > x[:, 0] for x in (each.target_spans, each.source_spans))
-        for layer, heads in enumerate(each.weights[:, :, target][..., source]):
-            for head, weights in enumerate(heads):
-                own = found.setdefault(f"{workdir.name} layer {layer} head {head}", [])
-                own.append(patterns(weights.astype(np.float64)))
+    pairs = aligned_pairs(task.translator(parameters(task, workdir)), examples)
+    heads = of_heads(pairs, task.config).items()
+    return {f"{workdir.name} layer {layer} head {head}": own for (layer, head), own in heads}
+
+
+def of_heads(
+    pairs: Sequence[Aligned], config: Any
+) -> dict[tuple[int, int], list[dict[str, float]]]:
+    """Returns the patterns of each sentence pair, in words, by (layer, head)."""
+    stated, usual = stated_recipe(config), config.evaluate.alignment.row_offset
+    layers, heads = pairs[0].attention.weights.shape[:2]
+    found = {}
+    for layer, head in np.ndindex(layers, heads):
+        learnt = stated.layer in (layer, layer - layers) and stated.head == head
+        recipe = Recipe(layer, head, stated.row_offset if learnt else usual)
+        found[layer, head] = _patterns(pair.matrix(recipe) for pair in pairs)
     return found
 
 

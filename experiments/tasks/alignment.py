@@ -50,17 +50,20 @@ class Aligned:
     scored: set[int] | None
     family: str | None
 
-    def links(self, recipe: Recipe) -> Links:
-        """Returns the links that a recipe reads off the attention."""
+    def matrix(self, recipe: Recipe) -> np.ndarray:
+        """Returns the attention of target words to source words that a recipe reads, [target source]."""
         attention = self.attention
         tokens = attention.weights.shape[-2] - 1
-        matrix = word_weights(
+        return word_weights(
             recipe.token_weights(attention.weights, tokens),
             words_of_tokens(attention.target_spans[:tokens], self.target_words),
             words_of_tokens(attention.source_spans, self.source_words),
             (len(self.target_words), len(self.source_words)),
         )
-        links = recipe.links(matrix)
+
+    def links(self, recipe: Recipe) -> Links:
+        """Returns the links that a recipe reads off the attention."""
+        links = recipe.links(self.matrix(recipe))
         return links if self.scored is None else {link for link in links if link[1] in self.scored}
 
     def errors(self, recipe: Recipe) -> tuple[int, int]:
