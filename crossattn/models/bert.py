@@ -178,6 +178,12 @@ class Bert(nnx.Module):
         """
         return _present(self.output, "masked_lm").logits(vectors, self.input.embedding)
 
+    def output_product(
+        self, vectors: Float[AnyArray, "*B S D"]
+    ) -> tuple[Float[Array, "*B S E"], Float[Array, "V E"]]:
+        """Returns vectors and a table, the factors of ``logits``, for losses fused with the softmax."""
+        return _present(self.output, "masked_lm").product(vectors, self.input.embedding)
+
 
 def _present(module: Any, name: str) -> Any:
     if module is None:

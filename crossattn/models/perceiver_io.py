@@ -284,6 +284,12 @@ class PerceiverIO(nnx.Module):
             return self.output.logits(hidden)
         return self.output.logits(hidden, self.tokens.embedding)
 
+    def output_product(
+        self, hidden: Float[Array, "*B S D"]
+    ) -> tuple[Float[Array, "*B S E"], Float[Array, "V E"]]:
+        """Returns vectors and a table, the factors of the ``logits`` of tokens, for fused losses."""
+        return self.output.product(hidden, self.tokens.embedding)
+
     @logits_of(hidden)
     def __call__(self) -> Any:
         """Computes logits [*B C] of classes, or [*B S V] of each token; the arguments of ``hidden``."""

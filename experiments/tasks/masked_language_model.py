@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.rows import of_all_rows, own_rows
-from crossattn.train.losses import cross_entropy
 from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import ngrams, protocols, sections
 from experiments.tasks.base import Sums
-from experiments.tasks.texts import TextTask
+from experiments.tasks.texts import TextTask, token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +76,13 @@ class MaskedLanguageModelTask(TextTask):
             read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
         seen = jnp.where(masked, self.corpus.tokenizer.mask_id, tokens)
         hidden = model.hidden(seen, **read, key=key)
-        options, weights = self.config.loss, masked.astype(jnp.float32)
+        options, weights, table = self.config.loss, masked.astype(jnp.float32), None
         if key is not None:  # only training learns what it sees
             seen_weight = options.get("seen_weight", 0.0)
             weights = jnp.where(masked, 1.0, seen_weight) * (segment_ids > 0)
-        loss, sums = cross_entropy(
-            model.logits(hidden), tokens, weights, options.label_smoothing, options.z_loss
-        )
-        return loss, sums | {"tokens": sums["weight"]}
+        if hasattr(model, "output_product"):
+            hidden, table = model.output_product(hidden)
+        return token_loss(model, hidden, tokens, weights, options, table)
 
     def masked(self, batch: Any, key: jax.Array | None) -> jax.Array:
         """Draws which tokens [B T] are masked; without a key, the same ones in every call."""

@@ -2,7 +2,7 @@
 
 A model has each method with arguments of the same names, but for those before a slash. A key turns dropout
 on. ``output_table()``, if a model has it, is the output layer [V D], so that a loss of tokens holds fewer
-logits at once.
+logits at once; of masked tokens ``output_product(hidden)``, which gives vectors and such a layer.
 """
 
 import inspect

@@ -244,7 +244,7 @@ def token_loss(
     Args:
       model: has ``losses``, of a mixture; or ``output_table``; or ``logits`` alone, and then all logits are
         in memory at once.
-      hidden, labels, told: vectors [B T D], tokens [B T], and the mask of those that the loss counts.
+      hidden, labels, told: vectors [B T D], tokens [B T], and their weights, or the mask of those that count.
       options: ``config.loss``.
       table: the output layer; None is the model's.
     """

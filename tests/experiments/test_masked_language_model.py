@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from configs import finetune, masked_bytes
 from experiments.settings import check
@@ -67,6 +68,36 @@ def test_training_alone_also_learns_the_tokens_that_are_seen():
     np.testing.assert_allclose(half, (masked + whole) / 2, rtol=1e-5)
     assert whole[1] == (batch["target_segment_ids"] > 0).sum() > 4 * masked[1]
     assert counted[0] == counted[1] == counted[2]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [masked_bytes.get_config("tiny"), finetune.get_config("masked_language_model,tiny")],
+    ids=["Perceiver IO", "BERT"],
+)
+def test_chunks_hold_fewer_logits_and_the_loss_is_that_of_all(config):
+    """Labels are smoothed, so that every logit counts."""
+    config.loss.update(chunks=4, label_smoothing=0.1)
+    check(config)
+    task = make_task(config)
+    model = task.bind(params := task.init(jax.random.key(0)))
+    batch = jax.tree.map(jnp.asarray, next(task.train_iterator(0, 1)))
+    (B, T), V = batch["target_out"].shape, task.corpus.tokenizer.vocab_size
+    program = str(jax.make_jaxpr(task.loss)(params, batch, jax.random.key(1)))
+    assert f"[{B},{T // 4},{V}]" in program and f"[{B},{T},{V}]" not in program
+
+    present = batch["target_segment_ids"] > 0
+    masked = np.asarray(task.masked(batch, jax.random.key(1)))
+    weights = np.where(masked, 1.0, config.loss.get("seen_weight", 0.0)) * present
+    read = dict(segment_ids=present.astype(int))
+    if task.checkpoint is not None:
+        read = dict(segment_ids=batch["target_segment_ids"], positions=batch["target_positions"])
+    seen = np.where(masked, task.corpus.tokenizer.mask_id, batch["target_out"])
+    whole = np.asarray(model.logits(model.hidden(jnp.asarray(seen), **read)), np.float64)
+    log_p = whole - np.logaddexp.reduce(whole, -1, keepdims=True)
+    own = np.take_along_axis(log_p, np.asarray(batch["target_out"])[..., None], -1)[..., 0]
+    expected = -(weights * (0.9 * own + 0.1 * log_p.mean(-1))).sum()
+    np.testing.assert_allclose(task.loss(params, batch, jax.random.key(1))[0], expected, rtol=1e-5)
 
 
 def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_frame(monkeypatch):
