@@ -1,7 +1,7 @@
 """Model FLOPs, by which MFU is measured (Chowdhery et al. 2022, "PaLM", appendix B).
 
-The products of the traced forward pass count three times, since the backward pass has two for each; attention
-counts whole, whatever its mask hides, and rematerialised products count once.
+The products and convolutions of the traced forward pass count three times, since the backward pass has two
+for each; attention counts whole, whatever its mask hides, and rematerialised products count once.
 """
 
 import math
@@ -48,7 +48,7 @@ def at_peak(task: Task, members: int = 0) -> Callable[[Any, Any], float] | None:
 
 
 def products(jaxpr: Any) -> int:
-    """Counts the FLOPs of the matrix products and of attention in a program, loops as often as they run.
+    """Counts the FLOPs of products, convolutions and attention in a program, loops as often as they run.
 
     The longest of a conditional's branches counts; the body of a loop without a known end counts once.
     """
@@ -56,6 +56,8 @@ def products(jaxpr: Any) -> int:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             total += _dot(eqn)
+        elif eqn.primitive.name == "conv_general_dilated":
+            total += _convolution(eqn)
         elif eqn.primitive.name == "attend":
             total += _attention(eqn)
         elif eqn.primitive.name == "cond":
@@ -70,6 +72,13 @@ def _dot(eqn: Any) -> int:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     left, (out,) = eqn.invars[0].aval.shape, eqn.outvars
     return 2 * math.prod(out.aval.shape) * math.prod(left[i] for i in contracted)
+
+
+def _convolution(eqn: Any) -> int:
+    """Counts 2 * outputs * places of the window * input features / groups, padding too."""
+    kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+    outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * math.prod(out) * math.prod(kernel) // outputs
 
 
 def _attention(eqn: Any) -> int:

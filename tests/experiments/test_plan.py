@@ -218,6 +218,25 @@ def test_products_of_loops_and_branches_are_counted():
     assert products(traced) == (5 + 2) * 2 * 8**3
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dimensions", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")])
+def test_a_convolution_has_a_product_for_each_output_and_place_of_its_window(dimensions, groups):
+    sizes = dict(N=3, H=8, W=10, C=4), dict(H=3, W=2, I=4 // groups, O=6)
+    x, kernel = (
+        jnp.ones([own[name] for name in names])
+        for own, names in zip(sizes, dimensions, strict=False)
+    )
+
+    def program(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (2, 1), "SAME",
+            dimension_numbers=dimensions, feature_group_count=groups,
+        )  # fmt: skip
+
+    outputs = 3 * 4 * 10 * 6
+    assert products(jax.make_jaxpr(program)(x, kernel)) == 2 * outputs * (3 * 2) * (4 // groups)
+
+
 @pytest.mark.parametrize("remat", [False, True])
 def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat):
     config = get_config("wmt14_de_en")
