@@ -39,7 +39,7 @@ def pair():
                 first = 2 * word_of[token // 2]
                 weights[layer, head, row, first : first + 2] = 0.5
     attention = Attention(weights, [], [], source, target)
-    return Aligned(attention, sources, targets, set(LINKS), None)
+    return Aligned(attention, sources, targets, set(LINKS), None, None)
 
 
 def test_a_head_that_follows_gold_has_the_patterns_of_gold(pair):
