@@ -1,4 +1,4 @@
-"""The start of every launcher: flags, help, devices, and errors as one line with exit code 2."""
+"""The start of launchers and benchmarks: flags, help, devices, and errors as one line with exit code 2."""
 
 import ctypes
 import errno
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import flags
@@ -76,7 +76,7 @@ class Refused(Exception):
     """An error of the command line, in one sentence."""
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
+def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Parses flags, sets the process up and calls ``main`` with the other arguments.
 
     ``FLAGS`` of its module are the flags of the launcher. The exit code is 0, or the value of ``main``; 2
@@ -85,9 +85,21 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     own_process = begun()
     keep_heap()
     logs.begin(None, own_process)
+    _end(lambda: _started(main, own_process), own_process)
+
+
+def script(main: Callable[[], int | None]) -> NoReturn:
+    """Calls ``main`` of a benchmark, which parses ``Options``, and ends as a launcher does."""
+    own_process = begun()
+    logs.begin(None, own_process)
+    _end(main, own_process)
+
+
+def _end(main: Callable[[], int | None], own_process: bool) -> NoReturn:
+    """Calls ``main`` and ends the process with its exit code, or that of an error."""
     failed = True
     try:
-        code = _started(main, own_process) or 0
+        code = main() or 0
         failed = False
     except (*_EXPECTED, Refused) as error:
         logs.keep(error)

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-import experiments
 from crossattn.functional import flatten
 from experiments import keys
 
@@ -132,7 +131,6 @@ class Options(argparse.ArgumentParser):
     def __init__(self, doc: str | None):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(_command(), description=doc, formatter_class=raw, allow_abbrev=False)
-        experiments.begun()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses flags; the error about an unknown one names the most similar."""

@@ -138,4 +138,4 @@ def row(name: str, texts: Sequence[Timed], errors: Callable[[Timed], np.ndarray]
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

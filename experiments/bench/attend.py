@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import launch
 from experiments.bench import contest
 from experiments.bench.attention_peers import (
     CONTESTANTS,
@@ -189,4 +190,4 @@ def long() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 import crossattn as xa
 from crossattn.ops.blockwise import blocks
+from experiments import launch
 from experiments.bench import contest
 from experiments.bench.attention_peers import Shape
 from experiments.options import Options
@@ -108,4 +109,4 @@ def cut(size: tuple[int, int]):
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

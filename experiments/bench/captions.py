@@ -21,6 +21,7 @@ import numpy as np
 from crossattn.train.evaluate import cider_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
@@ -180,4 +181,4 @@ def _scored(task: Any, params: Any, source: Any, tokens: Any, counted: Any) -> A
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -21,6 +21,7 @@ import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends
 from crossattn.testing import models
+from experiments import launch
 from experiments.bench import contest, contestants, model_contestants
 from experiments.options import Options
 
@@ -160,4 +161,4 @@ def _versions(others) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    launch.script(main)

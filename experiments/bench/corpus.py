@@ -24,6 +24,7 @@ from configs import libreoffice
 from crossattn.data import fetch
 from crossattn.data.sources import open_source
 from crossattn.files import whole
+from experiments import launch
 from experiments.bench import contest
 from experiments.options import Options
 from experiments.tasks import make_task
@@ -133,4 +134,4 @@ def reader(values: dict[str, Any]) -> Callable[[], tuple[float, float, int]]:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from crossattn import decode, functional
+from experiments import launch
 from experiments.bench import contest, models
 from experiments.options import Options
 
@@ -97,4 +98,4 @@ def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

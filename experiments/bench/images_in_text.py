@@ -18,6 +18,7 @@ from crossattn import functional, models, use_backend
 from crossattn.data.features.interleaved import interleaved
 from crossattn.models import Flamingo
 from crossattn.train.linear_loss import linear_cross_entropy
+from experiments import launch
 from experiments.bench import contest
 from experiments.options import Options
 from experiments.settings import model_config
@@ -99,4 +100,4 @@ def model(reads: str, images: int, side: int) -> tuple[Any, int]:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -21,6 +21,7 @@ from crossattn import functional
 from crossattn.analysis.scores import spearman
 from crossattn.interventions import importance, intervene, knockouts
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.bench import contest
 from experiments.options import Options
 from experiments.runs import parameters, task_of
@@ -144,4 +145,4 @@ def show_heads(every: Mapping[str, Any], values: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -280,4 +280,4 @@ def draw(points: Sequence[Point], unit: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -27,6 +27,7 @@ import numpy as np
 from crossattn.data.words import word_spans
 from crossattn.decode import Capture, markup
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.intervals import difference, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
@@ -202,4 +203,4 @@ def _words(pair: tuple[str, str]) -> Pair:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -22,6 +22,7 @@ from crossattn.analysis.patterns import PATTERNS, of_links, patterns
 from crossattn.data.sources import items_of, open_source
 from crossattn.train.alignment import Recipe
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.alignment import Aligned, aligned_pairs, stated_recipe
@@ -155,4 +156,4 @@ def draw(table: Mapping[str, Sequence[tuple[float, float]]], path: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments import launch
 from experiments.options import Options
 from experiments.plan.report import amount, mesh_of
 
@@ -126,4 +127,4 @@ def row(case: str, plan: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -20,8 +20,8 @@ import numpy as np
 import crossattn as xa
 from crossattn.data.sources import open_source
 from crossattn.data.sources.cmudict import letters_of
-from crossattn.train.storage import folder
-from experiments import fetch_weights
+from crossattn.train.storage import Folder, folder
+from experiments import fetch_weights, launch
 from experiments.intervals import difference, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     options = parser.parse_args()
     parser.needs("jiwer", install="crossattn[speech]")
+    runs = {name: folder(name) for name in options.systems if name not in OTHERS}
+    tasks = {name: task_of(workdir) for name, workdir in runs.items()}
     known, train = pronunciations(options.split), pronunciations("train")
     words = list(known)
     related = np.array([has_relative(word, train) for word in words])
@@ -52,7 +54,7 @@ def main() -> None:
         if name in OTHERS:
             found[name] = OTHERS[name](words, train)
             continue
-        found[name], attention = of_run(name, words)
+        found[name], attention = of_run(tasks[name], runs[name], words)
         if attention:
             print(f"{name} reads on at {reads_on(attention):.1%} of the tokens")
     for stress in (True, False):
@@ -111,10 +113,8 @@ def distance(said: Phonemes, right: Phonemes) -> int:
     return found.substitutions + found.deletions + found.insertions
 
 
-def of_run(path: str, words: Sequence[str]) -> tuple[list[Phonemes], list[Any]]:
+def of_run(task: Any, workdir: Folder, words: Sequence[str]) -> tuple[list[Phonemes], list[Any]]:
     """Returns what a run writes of words, by its config's search, and its attention if it has any."""
-    workdir = folder(path)
-    task = task_of(workdir)
     config = task.config
     translator = task.translator(parameters(task, workdir, "last"))
     blank = " " if config.data.get("options", {}).get("letters") else ""
@@ -182,4 +182,4 @@ OTHERS: dict[str, Callable[..., list[Phonemes]]] = {PUBLISHED: published, "neare
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

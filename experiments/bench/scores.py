@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from crossattn.analysis import scores
+from experiments import launch
 from experiments.bench import contest
 from experiments.bench.knockouts import given, rows_of
 from experiments.intervals import ratio
@@ -81,4 +82,4 @@ def interval(rows: list[list[float]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

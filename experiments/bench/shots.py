@@ -21,8 +21,8 @@ from jaxtyping import Float
 
 from crossattn.data.features.interleaved import interleaved
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.inputs import shown
-from experiments.launch import FORMATS
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.interleaved import InterleavedTask
@@ -64,8 +64,8 @@ def main() -> None:
     parser.needs("matplotlib", install="crossattn[viz]")
     if options.limit < 1:
         parser.error(f"--limit is {options.limit}; expected 1 or more.")
-    if options.plot and Path(options.plot).suffix.lower() not in FORMATS:
-        parser.error(f"--plot names {options.plot}; expected one of {', '.join(FORMATS)}.")
+    if options.plot and Path(options.plot).suffix.lower() not in launch.FORMATS:
+        parser.error(f"--plot names {options.plot}; expected one of {', '.join(launch.FORMATS)}.")
     workdir = folder(options.run)
     task = task_of(workdir)
     config = task.config
@@ -153,4 +153,4 @@ def shaded(
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

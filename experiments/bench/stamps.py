@@ -13,6 +13,7 @@ from collections import Counter
 from crossattn.data import sources
 from crossattn.data.features import Image
 from crossattn.data.sources import SPLITS, stamps
+from experiments import launch
 from experiments.options import Options
 
 _SHOWN = 12  # stamps of the figure
@@ -85,4 +86,4 @@ def _draw(path: str, languages: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -25,8 +25,8 @@ from crossattn.data.tokenizers import train_tokenizer
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.state import init_state
 from crossattn.train.step import make_train_step
+from experiments import launch
 from experiments.bench import contest, models
-from experiments.launch import keep_heap
 from experiments.options import Options
 
 SIDES = ("source", "target")
@@ -38,7 +38,7 @@ def main() -> None:
     parser = Options(__doc__)
     parser.parse_args()
     parser.needs("torch", "transformers", install="crossattn[bench]")
-    keep_heap()
+    launch.keep_heap()
     versions = f"jax {jax.__version__}, torch {importlib.metadata.version('torch')}"
     print(f"{contest.machine()}; {versions}\n")
     corpus = open_pairs()
@@ -183,4 +183,4 @@ def torch_step(batch):
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -14,6 +14,7 @@ import numpy as np
 from crossattn.data.vocoder import sound_of
 from crossattn.train.evaluate import word_error_rate
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.text_to_speech import TextToSpeechTask
@@ -69,4 +70,4 @@ def spoken(
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

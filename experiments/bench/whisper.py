@@ -18,10 +18,9 @@ import numpy as np
 
 from crossattn.data.speech import open_speech
 from crossattn.decode.speech.transcribe import Retry
-from experiments import fetch_weights
+from experiments import fetch_weights, launch
 from experiments.bench import contest, whisper_peers
 from experiments.bench.whisper_peers import Call
-from experiments.launch import keep_heap
 from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
 
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="measured calls of each library; 7")
     parser.add_argument("--only", default="", help="parts whose titles contain this")
     options = parser.parse_args()
-    keep_heap()
+    launch.keep_heap()
     print(f"{contest.machine()}; jax {jax.__version__}\n")
     sounds = [example["audio"] for example in open_speech("librivox")]
     transcriber = open_whisper(MODEL, times=False, retry=Retry(temperatures=(0.0,)))
@@ -77,4 +76,4 @@ def answering(make: Callable[[Path], Call], folder: Path) -> Callable:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

@@ -19,6 +19,7 @@ import numpy as np
 
 from crossattn.data.features import Image
 from crossattn.train.storage import folder
+from experiments import launch
 from experiments.bench.captions import by_language
 from experiments.caption import words_read
 from experiments.intervals import difference, ratio
@@ -190,4 +191,4 @@ def _code(example: dict) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

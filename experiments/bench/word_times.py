@@ -17,7 +17,7 @@ import numpy as np
 
 from crossattn.data.speech import open_speech
 from crossattn.decode.speech.transcript import FRAME, Word, join_punctuation
-from experiments import fetch_weights
+from experiments import fetch_weights, launch
 from experiments.bench.whisper_peers import installed, openai_model
 from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
@@ -172,4 +172,4 @@ PEERS = {
 
 
 if __name__ == "__main__":
-    main()
+    launch.script(main)

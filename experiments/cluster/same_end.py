@@ -7,7 +7,6 @@ the same. Exit code 1 when something differs.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from crossattn.train.checkpoint import quiet_orbax, steps_in
+from experiments import launch
 from experiments.options import Options
 
 
@@ -79,4 +79,4 @@ def _losses(run: Path) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    launch.script(main)

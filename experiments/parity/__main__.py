@@ -9,13 +9,13 @@ row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
 import itertools
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from experiments import launch
 from experiments.options import Options
 from experiments.parity import ours, reference
 from experiments.parity.cases import CASES, SEARCHED, Case, ended
@@ -140,4 +140,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    launch.script(main)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -273,3 +275,21 @@ def test_nothing_is_trained_from_a_config_alone(refused, tmp_path):
     begun = f"--config.init.from={tmp_path / 'alone'}"
     assert "safetensors" in refused("train", config, begun, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem)
+        for path in sorted((ROOT / "experiments" / "bench").glob("*.py"))
+        if re.search(r"task_of\(|given\(__doc__", path.read_text())
+    ],
+)
+def test_a_benchmark_of_a_run_that_is_not_there_is_one_line(path, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", [str(path), str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+    # Each reads runs alone, or lacks a package; that of lag also reads a Whisper.
+    assert "there is no run in" in said or "pip install" in said or path.stem == "lag"

@@ -82,7 +82,7 @@ def test_a_run_writes_of_each_word_what_its_translator_writes(tmp_path, monkeypa
     words = ["the black cat", "sleeps"]
     task = make_task(config, tmp_path / "assets")
     translator = task.translator(parameters(task, tmp_path))
-    said, attention = pronunciations.of_run(str(tmp_path), words)
+    said, attention = pronunciations.of_run(task, tmp_path, words)
     assert said == [text.split() for text in translator.texts(words)]
     assert not attention
 
