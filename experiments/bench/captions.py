@@ -66,8 +66,9 @@ def compare(
     """Prints the table of one language."""
     train = by_language(task, "train")[language]
     begun = time.perf_counter()
+    examples, written = task.texts(params, examples, num_beams)
     rows = {
-        "the run": task.texts(params, examples, num_beams),
+        "the run": written,
         "nearest picture": nearest(task, train, examples),
         "most frequent": [most_frequent(task, train)] * len(examples),
     }

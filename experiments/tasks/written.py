@@ -106,20 +106,21 @@ class WritesText(TextTask):
         scores = self.split_loss(params, "validation")
         if self.config.evaluate.examples:
             examples = self.examples("validation", self.config.evaluate.examples)
-            scores |= self.text_scores(examples, self.texts(params, examples))
+            scores |= self.text_scores(*self.texts(params, examples))
         return scores
 
     def report(
         self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """Returns the metrics of texts, the loss, and the texts."""
-        examples = self.examples(split, limit)
-        written = self.texts(params, examples, num_beams)
+        """Returns the metrics of texts, the loss, and the texts; examples that cannot be read are counted."""
+        every = self.examples(split, limit)
+        examples, written = self.texts(params, every, num_beams)
         losses = self.split_loss(params, split)
         right = [self.text_of(example) for example in examples]
         return {
             "split": split,
             self.measured: len(examples),
+            **({"unreadable": left} if (left := len(every) - len(examples)) else {}),
             "words": sum(len(text.split()) for text in right),
             "num_beams": num_beams or self.config.evaluate.decoding.num_beams,
             **self.text_scores(examples, written),
@@ -155,11 +156,11 @@ class WritesText(TextTask):
 
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None
-    ) -> list[str]:
-        """Returns texts that the model writes about renamed examples, in order."""
+    ) -> tuple[Sequence[dict[str, Any]], list[str]]:
+        """Returns those of renamed examples that can be read, and what the model writes about each."""
         mesh, options = mesh_of(params), self.config.evaluate.decoding
         writer = self.writer(params, num_beams)
-        texts = [""] * len(examples)
+        texts: dict[int, str] = {}
         for item in self._batches(examples, rows_on(mesh, options.batch_size)):
             rows = np.flatnonzero(item.indices >= 0)
             if not len(rows):
@@ -169,8 +170,9 @@ class WritesText(TextTask):
             read = {"source": item.batch["source"], "prefix": np.array(prompts, np.int32)}
             written = writer(**spread_batch(read, mesh))[rows].tolist()
             for row, ids in zip(rows, written, strict=True):
-                texts[item.indices[row]] = self.decoded(ids)
-        return texts
+                texts[int(item.indices[row])] = self.decoded(ids)
+        read = sorted(texts)
+        return MappedSource(read, examples.__getitem__), [texts[index] for index in read]
 
     def writer(self, params: Any, num_beams: int | None = None) -> Callable[..., np.ndarray]:
         """Returns a function from source [B ...] and prefix [B P] to the best tokens of each row [B T]."""

@@ -155,8 +155,8 @@ def test_outcomes_are_the_loss_of_each_caption_in_its_family(task, params):
 
 def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
     examples = [task.examples("validation")[i] for i in range(4)]
-    together = task.texts(params, examples)
-    assert together == [task.texts(params, [each])[0] for each in examples]
+    _, together = task.texts(params, examples)
+    assert together == [task.texts(params, [each])[1][0] for each in examples]
     writer = task.writer(params, num_beams=1)
     source = task.features["source"].prepare(examples[0]["source"])[None]
     ids = {k: writer(source, np.array([task.prompt_in(k)], np.int32))[0] for k in ("en", "de")}
@@ -314,6 +314,26 @@ def test_captions_of_the_users_own_pictures_are_learnt(tmp_path, kind, languages
         with pytest.raises(DataError, match="target: the tag is 'fr'; expected one of en"):
             for _ in range(3):
                 next(task.train_iterator(0, 1))
+
+
+def test_pictures_that_cannot_be_read_are_counted_and_not_scored(tmp_path, monkeypatch):
+    rows = [{"caption": f"{'light' if i % 2 else 'dark'} number {i}"} for i in range(60)]
+    table(tmp_path, rows)
+    config = emoji_captions.get_config("tiny")
+    config.data.update(name=f"pictures:{tmp_path}/table.tsv", languages=None, unreadable="skip")
+    task = make_task(config)
+    params = jax.jit(task.init)(jax.random.key(0))
+    every = list(task.examples("test"))
+    scored = []
+    monkeypatch.setattr(task, "text_scores", lambda _, texts: scored.append(texts) or {})
+    whole = task.report(params, "test", num_beams=1)
+    assert "unreadable" not in whole and whole["captions"] == len(every) > 2
+    (tmp_path / every[1]["source"]).write_bytes(b"broken")
+    found = task.report(params, "test", num_beams=1)
+    assert found["unreadable"] == 1 and found["captions"] == len(every) - 1
+    assert found["samples"] == [each for each in whole["samples"] if each["id"] != every[1]["id"]]
+    assert [len(texts) for texts in scored] == [len(every), len(every) - 1]
+    assert found["examples"]["weight"][1] == 0 < min(whole["examples"]["weight"])
 
 
 def test_data_without_captions_or_languages_are_refused(tmp_path, refused):

@@ -271,6 +271,6 @@ def test_a_whisper_writes_down_recordings_in_their_order():
     params = task.init(jax.random.key(0))
     examples = task.examples("test", 5)
     assert examples[0]["target"].startswith(" ")
-    together = task.texts(params, examples)
+    _, together = task.texts(params, examples)
     config.evaluate.decoding.batch_size = 1
-    assert together == [task.texts(params, [each])[0] for each in examples]
+    assert together == [task.texts(params, [each])[1][0] for each in examples]
