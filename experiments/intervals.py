@@ -31,6 +31,10 @@ class Interval:
         """Whether a difference is of one sign in the whole interval."""
         return self.low > 0 or self.high < 0
 
+    def bounds(self, name: str) -> dict[str, float]:
+        """Returns the bounds of a metric as results have them, NAME_low and NAME_high."""
+        return {f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def bars(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]:
     """Returns the values, and how far the bounds are below and above them, as matplotlib draws them."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from crossattn.train.errors import optional
 
@@ -91,20 +91,29 @@ def cider_scores(hypotheses: Sequence[str], references: Sequence[str]) -> np.nda
 
 
 def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
-    """Computes substitutions, deletions and insertions per hundred words of ``normalised`` texts.
+    """Computes substitutions, deletions and insertions per hundred words, see ``word_errors``."""
+    errors, words = word_errors(references, transcripts).sum(0)
+    return 100.0 * float(errors / words)
 
-    References that are empty once normalised are left out.
+
+def word_errors(
+    references: Sequence[str], transcripts: Sequence[str]
+) -> Int[np.ndarray, "texts 2"]:
+    """Counts substitutions, deletions and insertions, and words, of each of ``normalised`` texts.
+
+    A reference that is empty once normalised has none of either.
 
     Raises:
       MissingPackage: jiwer or whisper-normalizer is not installed.
     """
     jiwer = optional("jiwer", "word errors need jiwer: pip install jiwer whisper-normalizer")
-    pairs = [
-        (normalised(text), normalised(written))
-        for text, written in zip(references, transcripts, strict=True)
-    ]
-    counted = [pair for pair in pairs if pair[0]]
-    return 100.0 * jiwer.wer([text for text, _ in counted], [written for _, written in counted])
+    counts = np.zeros((len(references), 2), int)
+    for row, (reference, transcript) in enumerate(zip(references, transcripts, strict=True)):
+        if text := normalised(reference):
+            found = jiwer.process_words(text, normalised(transcript))
+            errors = found.substitutions + found.deletions + found.insertions
+            counts[row] = errors, len(text.split())
+    return counts
 
 
 def normalised(text: str) -> str:

@@ -1,23 +1,28 @@
 """Which words a recogniser understands of what a model speaks, beside the recordings that it learns from.
 
     python -m experiments.bench.understood runs/speak --split=test --step=best --limit=64
+    python -m experiments.bench.understood runs/speech --limit=600
 
 Whisper tiny.en writes down the same sentences three times: as the model speaks them, as the recordings sound
-after the same vocoder (whose frames are the true ones), and as the recordings are. Word errors are those of
-``experiments.word_errors``, with texts normalised alike.
+after the same vocoder (whose frames are the true ones), and as the recordings are; of a run of transcription,
+only the recordings. Word errors are those of ``experiments.word_errors``, with texts normalised alike and
+intervals of 95 % by a bootstrap over sentences.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from crossattn.data.features.sound import samples_of
 from crossattn.data.vocoder import sound_of
-from crossattn.train.evaluate import word_error_rate
+from crossattn.train.evaluate import word_errors
 from crossattn.train.storage import folder
 from experiments import launch
+from experiments.intervals import ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.text_to_speech import TextToSpeechTask
+from experiments.tasks.transcription import TranscriptionTask
 from experiments.transcribe import frames_of, open_whisper
 
 _ROWS = 16
@@ -26,7 +31,7 @@ _ROWS = 16
 def main() -> None:
     """Measures and prints."""
     parser = Options(__doc__)
-    parser.add_argument("run", help="work directory of a run of text_to_speech")
+    parser.add_argument("run", help="work directory of text_to_speech or transcription")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
     parser.add_argument("--model", default="tiny.en", metavar="NAME", help="a Whisper; tiny.en")
@@ -35,15 +40,23 @@ def main() -> None:
     workdir = folder(options.run)
     task = task_of(workdir)
     config = task.config
-    if not isinstance(task, TextToSpeechTask):
-        parser.error(f"the run in {workdir} is a {config.task}; expected a text_to_speech.")
-    params = parameters(task, workdir, options.step)
-    texts, sounds = spoken(task, params, options.split, options.limit)
+    if isinstance(task, TextToSpeechTask):
+        params = parameters(task, workdir, options.step)
+        texts, sounds = spoken(task, params, options.split, options.limit)
+    elif isinstance(task, TranscriptionTask):
+        examples = task.examples(options.split, options.limit)
+        texts = [task.text_of(example) for example in examples]
+        sounds = {"recordings": [samples_of(example["source"]) for example in examples]}
+    else:
+        parser.error(
+            f"the run in {workdir} is a {config.task}; expected a text_to_speech or transcription."
+        )
     whisper = open_whisper(options.model)
     for name, own in sounds.items():
         heard = [each.text for each in whisper([frames_of(x, whisper) for x in own], "en")]
-        rate = word_error_rate(texts, heard)
-        print(f"{name:<28} {rate:6.1f} % of words, {len(texts)} sentences", flush=True)
+        errors, words = word_errors(texts, heard).T
+        rate = ratio(100.0 * errors, words, texts)
+        print(f"{name:<28} {rate} % of words, {len(texts)} sentences", flush=True)
         for text, other in list(zip(texts, heard, strict=True))[:4]:
             print(f"    {text!r}: {other.strip()!r}", flush=True)
 

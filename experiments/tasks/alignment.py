@@ -104,11 +104,10 @@ def alignment_results(
         return {"aer": None, "alignment_recipe": "no links", **phrases}
     others = lambda: aligned_pairs(translator, task.examples("validation", limit))  # noqa: E731
     recipe = _recipe(task.config, others)
-    human, interval = pairs[0].scored is None, aer_interval(pairs, recipe)
+    human = pairs[0].scored is None
     return {
         **score(pairs, recipe),
-        "aer_low": interval.low,
-        "aer_high": interval.high,
+        **aer_interval(pairs, recipe).bounds("aer"),
         "alignment_recipe": str(recipe),
         "links": "human" if human else "anchors: words spelt alike, once on either side",
         "links_count": sum(len(pair.gold) for pair in pairs),
@@ -130,8 +129,7 @@ def _phrase_results(task: Any, translator: Translator, split: str, limit: int) -
         also=(None,),
     )
     links, phrases = [pair.links(recipe) for pair in pairs], [pair.phrases for pair in pairs]
-    interval = aer_interval(pairs, recipe)
-    found = phrase_scores(links, phrases) | {"aer_low": interval.low, "aer_high": interval.high}
+    found = phrase_scores(links, phrases) | aer_interval(pairs, recipe).bounds("aer")
     found |= {"recipe": str(recipe), "count": sum(map(len, phrases)), "pairs": len(pairs)}
     return {f"phrase_{name}": value for name, value in found.items()}
 

@@ -24,6 +24,7 @@ from crossattn.rows import own_rows
 from crossattn.train.storage import write_whole
 from crossattn.types import Count, NonNegative, Rate
 from experiments.errors import SettingsError
+from experiments.intervals import Interval, ratio
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
 
@@ -203,7 +204,7 @@ class TextToImageTask(base.Task):
         found = self.split_loss(params, "validation")
         count = self.config.evaluate.examples
         if count and self.reads_back:
-            found["right"] = self.right(params, "validation", count)
+            found["right"] = self.right(params, "validation", count).value
         return found
 
     def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
@@ -212,17 +213,21 @@ class TextToImageTask(base.Task):
         if self.reads_back:
             count = min(limit or _DRAWN, len(self.examples(split)))
             for guidance in _GUIDANCE:
-                found[f"right_guidance_{guidance:g}"] = self.right(
-                    params, split, count, guidance=guidance
-                )
+                name = f"right_guidance_{guidance:g}"
+                share = self.right(params, split, count, guidance=guidance)
+                found |= {name: share.value, **share.bounds(name)}
             found["pictures"] = count
         return found
 
-    def right(self, params: Any, split: str, count: int, **options: Any) -> float:
-        """Returns the share of the first captions of a split whose pictures show what they say."""
+    def right(self, params: Any, split: str, count: int, **options: Any) -> Interval:
+        """Returns the share of the first captions of a split whose pictures show what they say.
+
+        Its interval is a bootstrap over captions, pictures of one caption drawn together.
+        """
         texts = [example["caption"] for example in self.examples(split, count)]
         drawn = self.draw(params, texts, **options)
-        return float(np.mean([scenes.shows(x, text) for x, text in zip(drawn, texts, strict=True)]))
+        shown = [scenes.shows(x, text) for x, text in zip(drawn, texts, strict=True)]
+        return ratio(shown, np.ones(len(texts)), texts)
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns the error of the best model that is linear in the noisy picture and reads nothing.

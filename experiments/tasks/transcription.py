@@ -18,8 +18,9 @@ from crossattn import models
 from crossattn.data.features import SoundWindow, Text, Vectors
 from crossattn.data.mel import HOP, RATE
 from crossattn.models.whisper import STRIDE
-from crossattn.train.evaluate import translation_scores, word_error_rate
+from crossattn.train.evaluate import translation_scores, word_error_rate, word_errors
 from experiments.errors import SettingsError
+from experiments.intervals import ratio
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
 from experiments.tasks.base import Sums
@@ -142,6 +143,14 @@ class TranscriptionTask(WritesText):
             "chrf"
         ]
         return {"wer": word_error_rate(right, texts), "chrf": float(chrf)}
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """Returns the report of written texts, and the interval of word errors, sentences drawn whole."""
+        found = super().report(params, split, **options)
+        samples = found["samples"]
+        right, said, groups = ([e[k] for e in samples] for k in ("reference", "text", "group"))
+        errors, words = word_errors(right, said).T
+        return found | ratio(100.0 * errors, words, groups).bounds("wer")
 
     def headline_baselines(self, split: str) -> dict[str, float]:
         """Returns the nats per token of trigrams alone, without texts and their scores."""

@@ -12,6 +12,7 @@ from configs import draw as config_file
 from crossattn.data import scenes
 from experiments import train
 from experiments.errors import SettingsError
+from experiments.intervals import ratio
 from experiments.settings import check
 from experiments.tasks import make_task, text_to_image
 from tests.closeness import close
@@ -153,10 +154,27 @@ def test_a_right_share_is_that_of_pictures_that_show_their_captions(task, params
     examples = task.examples("validation", 8)
     pictures = np.stack([each["image"] for each in examples])
     monkeypatch.setattr(task, "draw", lambda params, texts, **_: pictures)
-    assert task.right(params, "validation", 8) == 1
+    assert task.right(params, "validation", 8).value == 1
     monkeypatch.setattr(task, "draw", lambda params, texts, **_: np.roll(pictures, 1, 0))
     swapped = [scenes.shows(pictures[i - 1], each["caption"]) for i, each in enumerate(examples)]
-    assert task.right(params, "validation", 8) == np.mean(swapped) < 0.5
+    assert task.right(params, "validation", 8).value == np.mean(swapped) < 0.5
+
+
+def test_a_report_has_the_interval_of_the_right_share_over_captions(task, monkeypatch):
+    examples = [dict(each) for each in task.examples("test", 8)]
+    for row in range(0, 8, 2):
+        examples[row + 1]["caption"] = examples[row]["caption"]
+    captions = [each["caption"] for each in examples]
+    pictures = np.stack([examples[row - row % 2 if row < 6 else 0]["image"] for row in range(8)])
+    monkeypatch.setattr(task, "examples", lambda split, count=None: examples)
+    monkeypatch.setattr(task, "draw", lambda params, texts, **_: pictures)
+    monkeypatch.setattr(task, "split_loss", lambda *_: {})
+    shown = np.array([scenes.shows(x, text) for x, text in zip(pictures, captions, strict=True)])
+    found, expected = task.report({}, "test", limit=8), ratio(shown, np.ones(8), captions)
+    alone = ratio(shown, np.ones(8))
+    assert found["right_guidance_3"] == expected.value == shown.mean() == 0.75
+    assert found["right_guidance_3_low"] == expected.low < alone.low
+    assert found["right_guidance_3_high"] == expected.high
 
 
 def test_baselines_are_of_the_same_noise_and_better_than_nothing(task, params):

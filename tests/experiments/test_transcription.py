@@ -3,6 +3,7 @@
 import io
 import math
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,11 @@ from configs import speech
 from crossattn.data.errors import DataError
 from crossattn.data.sources import tones
 from crossattn.train.errors import MissingPackage
+from crossattn.train.evaluate import word_errors
 from experiments import train
+from experiments.bench import understood
 from experiments.errors import SettingsError
+from experiments.intervals import ratio
 from experiments.settings import check
 from experiments.tasks import make_task
 from tests.experiments.conftest import ROOT
@@ -170,6 +174,38 @@ def test_baselines_are_texts_of_the_training_split(task):
     expected = 100 * errors / sum(map(len, references))
     assert found["most_frequent_wer"] == pytest.approx(expected)
     assert {"nearest_wer", "nearest_chrf"} <= found.keys()
+
+
+def test_a_report_has_the_interval_of_word_errors_over_sentences(task, monkeypatch):
+    every = task.examples("test", 6)
+    examples = [{**each, "group": str(row // 2)} for row, each in enumerate(every)]
+    said = [each["target"] if row < 4 else "nothing of it" for row, each in enumerate(examples)]
+    monkeypatch.setattr(task, "texts", lambda *_: (examples, said))
+    monkeypatch.setattr(task, "split_loss", lambda *_: {"loss": 0.0})
+    monkeypatch.setattr(task, "outcomes", lambda *_: {})
+    found = task.report({}, "test", limit=6)
+    errors, words = word_errors([each["target"] for each in examples], said).T
+    expected = ratio(100 * errors, words, [each["group"] for each in examples])
+    assert found["wer"] == pytest.approx(expected.value) and expected.value > 0
+    assert (found["wer_low"], found["wer_high"]) == (expected.low, expected.high)
+    assert found["wer_low"] == 0 < found["wer"] < found["wer_high"]
+
+
+def test_whisper_writes_down_the_recordings_of_a_run(task, monkeypatch, capsys):
+    references = [each["target"] for each in task.examples("test", 4)]
+    heard = iter([*references[:3], "nothing"])
+
+    def whisper(recordings, language):
+        return [SimpleNamespace(text=next(heard)) for _ in recordings]
+
+    monkeypatch.setattr(understood, "task_of", lambda _: task)
+    monkeypatch.setattr(understood, "open_whisper", lambda _: whisper)
+    monkeypatch.setattr(understood, "frames_of", lambda audio, _: audio)
+    monkeypatch.setattr(sys, "argv", ["understood", "runs/speech", "--limit=4"])
+    understood.main()
+    errors, words = word_errors(references, [*references[:3], "nothing"]).T
+    rate = ratio(100 * errors, words, [text.strip() for text in references])
+    assert f"recordings {rate} % of words, 4 sentences" in " ".join(capsys.readouterr().out.split())
 
 
 def ogg(samples, rate):

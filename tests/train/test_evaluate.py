@@ -11,6 +11,7 @@ from crossattn.train.evaluate import (
     rouge_scores,
     translation_scores,
     word_error_rate,
+    word_errors,
 )
 from tests.peers import package
 
@@ -57,6 +58,8 @@ def test_word_errors_count_words_that_mean_something_else():
     # Of six words one is wrong, one is missing and one is put in.
     wrong = word_error_rate(said, ["press two", "it is 20 now", ""])
     assert wrong == pytest.approx(100 * 3 / 6)
+    each = word_errors(said, ["press two", "it is 20 now", ""])
+    assert each.tolist() == [[2, 3], [1, 3], [0, 0]]
 
 
 def test_rouge_counts_stemmed_words_pairs_and_subsequences():

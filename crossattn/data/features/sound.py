@@ -34,7 +34,7 @@ class Sound(Feature):
         return (self.mels,)
 
     def length(self, value: Any) -> int:
-        return len(_samples(value)) // HOP
+        return len(samples_of(value)) // HOP
 
     def prepare(self, value: Any) -> Float[np.ndarray, "frames mels"]:
         """Returns the frames of a sound, which is cut before its loudest frame is looked for.
@@ -42,7 +42,7 @@ class Sound(Feature):
         Raises:
             DataError: it cannot be read, is no sound, or is shorter than a frame.
         """
-        samples = _samples(value)
+        samples = samples_of(value)
         if len(samples) < HOP:
             raise DataError(
                 f"{len(samples)} samples of sound; expected {HOP} or more, {1000 * HOP // RATE} ms"
@@ -75,7 +75,7 @@ class SoundWindow(Feature):
         Raises:
             DataError: it cannot be read, is no sound, or is longer than the window.
         """
-        samples = _samples(value)
+        samples = samples_of(value)
         frames = -(-len(samples) // HOP)
         if not 0 < frames <= self.length:
             raise DataError(
@@ -86,7 +86,8 @@ class SoundWindow(Feature):
         return window
 
 
-def _samples(value: Any) -> Float[np.ndarray, " samples"]:
+def samples_of(value: Any) -> Float[np.ndarray, " samples"]:
+    """Returns the samples of a value at 16 kHz; raises DataError where it is no sound."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or not np.issubdtype(value.dtype, np.floating):
             raise DataError(
