@@ -91,6 +91,7 @@ def _joined(examples: Examples) -> Examples:
 
 
 def _of_numbers(size: int) -> dict[str, list[Any]]:
+    from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
@@ -101,7 +102,7 @@ def _of_numbers(size: int) -> dict[str, list[Any]]:
     def each(*models: Any) -> list[Any]:
         """Centres numbers, which counts and pixels want, or scales them, which boxes want."""
         return [
-            make_pipeline(StandardScaler(with_std=scaled), model)
+            make_pipeline(StandardScaler(with_std=scaled), clone(model))
             for model in models
             for scaled in (False, True)
         ]

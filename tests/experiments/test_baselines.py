@@ -42,3 +42,16 @@ def test_settings_are_chosen_on_validation():
     clean = Examples({"boxes": points + 0.01}, labels)
     assert (predictions(train, clean, clean)["nearest_boxes"] == labels).mean() > 0.8
     assert (predictions(train, train, train)["nearest_boxes"] == flipped).all()
+
+
+def test_numbers_that_are_centred_have_a_classifier_of_their_own():
+    """Scaled, noise of a hundredth counts as much as the number that tells the class."""
+
+    def drawn(count):
+        labels = RANDOM.integers(0, 2, count)
+        noise = 0.01 * RANDOM.normal(size=(count, 80))
+        return Examples({"picture": np.concatenate([labels[:, None], noise], 1)}, labels)
+
+    other = drawn(200)
+    found = predictions(drawn(60), drawn(60), other)
+    assert (found["nearest_picture"] == other.labels).all()
