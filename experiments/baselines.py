@@ -2,8 +2,10 @@
 
 Each kind of classifier is fitted to the training split with a few settings, and the one that is best on the
 validation split says the classes of another split. None of them sees the order of a sequence beyond n-grams.
+Where training changes its examples at random, an MLP is also fitted to examples that are changed alike.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +15,12 @@ import numpy as np
 
 TREES_AT_MOST = 64
 """Numbers of an example above which boosted trees take minutes."""
+EPOCHS = 20
+"""Of the MLP whose examples are changed in each; the best one on validation counts."""
+
+Views = Mapping[str, np.ndarray]
+Changed = Callable[[Views, int], Views]
+"""From the views of the training split and an epoch to those that training changes, changed at random."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +32,18 @@ class Examples:
       labels: the class of each, [n].
     """
 
-    views: Mapping[str, np.ndarray]
+    views: Views
     labels: np.ndarray
 
 
-def predictions(train: Examples, validation: Examples, other: Examples) -> dict[str, np.ndarray]:
+def predictions(
+    train: Examples, validation: Examples, other: Examples, changed: Changed | None = None
+) -> dict[str, np.ndarray]:
     """Returns the classes [n] that each baseline says for ``other``, by names such as "logistic_picture".
+
+    Args:
+      train, validation, other: examples of splits.
+      changed: adds "mlp_augmented_VIEW", fitted to other rows in each epoch.
 
     Raises:
       ModuleNotFoundError: scikit-learn is not installed.
@@ -50,13 +64,35 @@ def predictions(train: Examples, validation: Examples, other: Examples) -> dict[
                     key=lambda model: model.score(*known), reverse=True
                 )  # the first stays first
             found[f"{kind}_{view}"] = fitted[0].predict(other.views[view])
+    if changed is not None:
+        for view, model in _augmented(train, validation, changed).items():
+            found[f"mlp_augmented_{view}"] = model.predict(other.views[view])
     return found
 
 
+def _augmented(train: Examples, validation: Examples, changed: Changed) -> dict[str, Any]:
+    """Returns an MLP for each view that training changes, as it was after its best epoch on validation."""
+    models: dict[str, Any] = {}
+    best: dict[str, tuple[float, Any]] = {}
+    classes = np.unique(train.labels)
+    for epoch in range(EPOCHS):
+        for view, values in changed(train.views, epoch).items():
+            if not epoch:
+                models[view] = _centred(_mlp(256, 128, early_stopping=False))
+                models[view][0].fit(train.views[view])
+            scaler, mlp = model = models[view]
+            mlp.partial_fit(scaler.transform(values), train.labels, classes=classes)
+            score = model.score(validation.views[view], validation.labels)
+            if not epoch or score > best[view][0]:
+                best[view] = score, copy.deepcopy(model)
+    return {view: model for view, (_, model) in best.items()}
+
+
 def scores(
-    vectors: Callable[[str], tuple[Mapping[str, np.ndarray], np.ndarray]],
+    vectors: Callable[[str], tuple[Views, np.ndarray]],
     split: str,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+    changed: Changed | None = None,
 ) -> dict[str, float]:
     """Returns metrics of each baseline on a split, as NAME_METRIC.
 
@@ -64,13 +100,14 @@ def scores(
       vectors: from the name of a split to its views and labels.
       split: the one that is scored; settings are chosen on validation.
       metrics: by name, functions of predicted and true classes.
+      changed: of views, how training changes them; see ``predictions``.
     """
     train, validation, other = (
         _joined(Examples(*vectors(name))) for name in ("train", "validation", split)
     )
     return {
         f"{name}_{metric}": float(score(said, other.labels))
-        for name, said in predictions(train, validation, other).items()
+        for name, said in predictions(train, validation, other, changed).items()
         for metric, score in metrics.items()
     }
 
@@ -91,32 +128,17 @@ def _joined(examples: Examples) -> Examples:
 
 
 def _of_numbers(size: int) -> dict[str, list[Any]]:
-    from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
-    from sklearn.neural_network import MLPClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    def each(*models: Any) -> list[Any]:
-        """Centres numbers, which counts and pixels want, or scales them, which boxes want."""
-        return [
-            make_pipeline(StandardScaler(with_std=scaled), clone(model))
-            for model in models
-            for scaled in (False, True)
-        ]
-
-    def mlp(*hidden: int) -> Any:
-        return MLPClassifier(hidden, early_stopping=True, max_iter=60, random_state=0)
 
     def logistic(c: float) -> Any:
         return LogisticRegression(C=c, max_iter=300, tol=1e-3)
 
     found = {
-        "nearest": each(KNeighborsClassifier(1), KNeighborsClassifier(5)),
-        "logistic": each(logistic(0.01), logistic(1.0)),
-        "mlp": each(mlp(128), mlp(256, 128)),
+        "nearest": _centred_and_scaled(KNeighborsClassifier(1), KNeighborsClassifier(5)),
+        "logistic": _centred_and_scaled(logistic(0.01), logistic(1.0)),
+        "mlp": _centred_and_scaled(_mlp(128), _mlp(256, 128)),
     }
     if size <= TREES_AT_MOST:
         found["boosted_trees"] = [
@@ -124,6 +146,25 @@ def _of_numbers(size: int) -> dict[str, list[Any]]:
             for rate in (0.1, 0.3)
         ]
     return found
+
+
+def _centred_and_scaled(*models: Any) -> list[Any]:
+    """Centres numbers, which counts and pixels want, or scales them, which boxes want."""
+    return [_centred(model, scaled) for model in models for scaled in (False, True)]
+
+
+def _centred(model: Any, scaled: bool = False) -> Any:
+    from sklearn.base import clone
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(with_std=scaled), clone(model))
+
+
+def _mlp(*hidden: int, early_stopping: bool = True) -> Any:
+    from sklearn.neural_network import MLPClassifier
+
+    return MLPClassifier(hidden, early_stopping=early_stopping, max_iter=60, random_state=0)
 
 
 def _of_texts() -> dict[str, list[Any]]:

@@ -154,15 +154,19 @@ class ClassificationTask(base.Task):
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         data = self.config.data
         if data.image is not None:
-            feature: Any = self.features[data.image]
-            order = feature.order if feature.permuted else None
-            batch = {**batch, data.image: augmented_as(data, batch[data.image], key, order)}
+            batch = {**batch, data.image: self._augmented(batch[data.image], key)}
         return cross_entropy(
             self.logits(params, batch, key),
             batch[data.label],
             batch["valid"],
             label_smoothing=self.config.loss.label_smoothing,
         )
+
+    def _augmented(self, image: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Returns pictures [B H W C] changed as in training; as they are without a key."""
+        feature: Any = self.features[self.config.data.image]
+        order = feature.order if feature.permuted else None
+        return augmented_as(self.config.data, image, key, order)
 
     def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Returns logits [B C] of the examples of a batch."""
@@ -231,8 +235,28 @@ class ClassificationTask(base.Task):
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracies of classifiers of pixels, tokens and n-grams of characters."""
-        return scores(self.vectors, split, {"accuracy": accuracy})
+        """Returns accuracies of classifiers of pixels, tokens and n-grams of characters.
+
+        Where training mirrors or shifts pictures, an MLP of pictures that are changed alike is one of them.
+        """
+        data = self.config.data
+        changes = data.image is not None and (data.get("flip", False) or data.get("shift", 0))
+        changed = self.changed if changes else None
+        return scores(self.vectors, split, {"accuracy": accuracy}, changed)
+
+    def changed(self, views: Mapping[str, np.ndarray], epoch: int) -> dict[str, np.ndarray]:
+        """Returns the "picture" of ``views`` changed as in training, at random by the number of the epoch."""
+        images = views["picture"].reshape(-1, *self.features[self.config.data.image].shape)
+        call, rows, key = (
+            jax.jit(self._augmented),
+            self.config.data.batch_size,
+            jax.random.key(epoch),
+        )
+        found = [
+            call(images[start : start + rows], jax.random.fold_in(key, start))
+            for start in range(0, len(images), rows)
+        ]
+        return {"picture": np.concatenate(found).reshape(len(images), -1)}
 
 
 def _classes(data: Any) -> tuple[str, ...]:

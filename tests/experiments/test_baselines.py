@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from experiments import baselines
 from experiments.baselines import Examples, predictions
 
 RANDOM = np.random.default_rng(0)
@@ -55,3 +56,41 @@ def test_numbers_that_are_centred_have_a_classifier_of_their_own():
     other = drawn(200)
     found = predictions(drawn(60), drawn(60), other)
     assert (found["nearest_picture"] == other.labels).all()
+
+
+def test_an_mlp_of_changed_examples_knows_what_training_pictures_lack(monkeypatch):
+    """A class is how wide a bar is; training has it at one place, and what changes it everywhere."""
+    few = {"mlp": baselines._centred_and_scaled(baselines._mlp(32))}
+    monkeypatch.setattr(baselines, "_of_numbers", lambda size: few)
+
+    def bars(places):
+        labels = np.arange(len(places)) % 2
+        at = (np.arange(12) - places[:, None]) % 12
+        noise = 0.1 * RANDOM.normal(size=at.shape)
+        return Examples(
+            {"picture": ((at < 2 + labels[:, None]) + noise).astype(np.float32)}, labels
+        )
+
+    def moved(views, epoch):
+        asked.append(epoch)
+        steps = np.random.default_rng(epoch).integers(0, 12, len(views["picture"]))
+        return {"picture": np.stack([*map(np.roll, views["picture"], steps)])}
+
+    asked, train = [], bars(np.zeros(1000, int))
+    validation, other = (bars(RANDOM.integers(0, 12, 300)) for _ in range(2))
+    found = predictions(train, validation, other, moved)
+    right = {name: (said == other.labels).mean() for name, said in found.items()}
+    assert right["mlp_augmented_picture"] > 0.95 and right["mlp_picture"] < 0.8
+    assert asked == list(range(baselines.EPOCHS))
+
+
+def test_the_best_epoch_on_validation_counts(monkeypatch):
+    monkeypatch.setattr(baselines, "_of_numbers", lambda size: {})
+    labels = np.arange(1000) % 2
+    points = Examples({"picture": labels[:, None] + 0.1 * RANDOM.normal(size=(1000, 8))}, labels)
+
+    def changed(views, epoch):  # the second half teaches the opposite
+        return {"picture": abs((epoch >= baselines.EPOCHS // 2) - views["picture"])}
+
+    found = predictions(points, points, points, changed)
+    assert (found["mlp_augmented_picture"] == labels).mean() > 0.9

@@ -13,7 +13,7 @@ from crossattn.data import features
 from experiments.errors import SettingsError
 from experiments.runs import parameters
 from experiments.settings import check, saved_config
-from experiments.tasks import make_task
+from experiments.tasks import classification, make_task
 from experiments.tasks.augmentation import augmented_as
 
 READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("image", "caption")}
@@ -118,6 +118,38 @@ def test_permuted_pixels_reach_model_and_baselines_alike():
     np.testing.assert_array_equal(np.sort(plain, 1), np.sort(permuted, 1))
     # One order: pixels of the same column are the same numbers over all pictures.
     assert sorted(map(bytes, plain.T.copy())) == sorted(map(bytes, permuted.T.copy()))
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_a_baseline_is_fitted_to_pictures_that_are_changed_as_in_training(permuted, monkeypatch):
+    config = fashion_perceiver.get_config("tiny")
+    config.data.update(shift=1, flip=True, permuted=permuted)
+    check(config)
+    task = make_task(config)
+    views, _ = task.vectors("train")
+    first, again, other = (task.changed(views, epoch)["picture"] for epoch in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == views["picture"].shape and (first != other).any(1).mean() > 0.5
+    rows, size = config.data.batch_size, task.features["image"].shape
+    given = {"image": views["picture"][rows : 2 * rows].reshape(rows, *size)}
+    batch = given | {"shape": np.zeros(rows, int), "valid": np.ones(rows)}
+    seen = []
+    monkeypatch.setattr(
+        task, "logits", lambda _, read, *__: seen.append(read) or np.zeros((rows, 3))
+    )
+    task.loss({}, batch, jax.random.fold_in(jax.random.key(0), rows))
+    np.testing.assert_array_equal(first[rows : 2 * rows], seen[0]["image"].reshape(rows, -1))
+
+
+@pytest.mark.parametrize(("flip", "shift"), [(True, 0), (False, 1), (False, 0)])
+def test_a_baseline_of_changed_pictures_is_there_where_training_changes_them(
+    flip, shift, monkeypatch
+):
+    config = fashion_perceiver.get_config("tiny")
+    config.data.update(flip=flip, shift=shift)
+    task = make_task(config)
+    monkeypatch.setattr(classification, "scores", lambda *given: given[-1])
+    assert task.baselines("test") == (task.changed if flip or shift else None)
 
 
 def test_permuted_pixels_are_augmented_on_their_grid():
