@@ -247,11 +247,8 @@ class ClassificationTask(base.Task):
     def changed(self, views: Mapping[str, np.ndarray], epoch: int) -> dict[str, np.ndarray]:
         """Returns the "picture" of ``views`` changed as in training, at random by the number of the epoch."""
         images = views["picture"].reshape(-1, *self.features[self.config.data.image].shape)
-        call, rows, key = (
-            jax.jit(self._augmented),
-            self.config.data.batch_size,
-            jax.random.key(epoch),
-        )
+        call, key = jax.jit(self._augmented), jax.random.key(epoch)
+        rows = self.config.data.batch_size
         found = [
             call(images[start : start + rows], jax.random.fold_in(key, start))
             for start in range(0, len(images), rows)
