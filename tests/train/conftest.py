@@ -4,6 +4,7 @@ Compiled code is kept on disk for the session: these tests start the same run ag
 """
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def toy_process(compiled_code):
     def start(workdir, options, *, devices=1, **variables):
         env = with_devices(devices) | {
             "JAX_COMPILATION_CACHE_DIR": compiled_code,
+            "PYTHONFAULTHANDLER": "1",  # what hangs prints its threads when it is aborted
             **variables,
         }
         if "file_limit" in options:  # what it cut short, others would read
@@ -89,7 +91,12 @@ def last_line():
     """(the JSON that the toy program printed last, all its lines, stderr) once it has ended."""
 
     def read(process):
-        out, err = process.communicate(timeout=120)
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            out, err = process.communicate()
+            pytest.fail(f"a toy program hangs:\n{out}\n{err}")
         lines = out.splitlines()
         assert lines and lines[-1].startswith("{"), f"{out}\n{err}"
         return json.loads(lines[-1]), lines, err

@@ -5,6 +5,7 @@
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,12 +26,23 @@ def two(two_toy_processes):
 
 
 @pytest.fixture(scope="module")
-def whole(two, last_line, tmp_path_factory):
+def last_lines(last_line):
+    """What each of several processes printed last; all are read at once, so that no full pipe stops one."""
+
+    def read(processes):
+        with ThreadPoolExecutor(len(processes)) as pool:
+            return [said for said, _, _ in pool.map(last_line, processes)]
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def whole(two, last_lines, tmp_path_factory):
     """What process 0 of a run that was left alone printed last."""
     processes = two(tmp_path_factory.mktemp("whole") / "run")
-    said = [last_line(process)[0] for process in processes]
+    said, _ = last_lines(processes)
     assert [process.returncode for process in processes] == [0, 0]
-    return said[0]
+    return said
 
 
 def ends_in_time(process):
@@ -56,16 +68,16 @@ def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_s
 
 
 def test_sigterm_for_one_process_saves_one_checkpoint_on_all(
-    two, reach, last_line, whole, tmp_path
+    two, reach, last_lines, whole, tmp_path
 ):
     processes = two(tmp_path / "run")
     reach(processes[0], 10)
     processes[1].send_signal(signal.SIGTERM)
-    said, other = (last_line(process)[0] for process in processes)
+    said, other = last_lines(processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert said == other and said["status"] == "interrupted" and 10 <= said["step"] < 40
     assert (tmp_path / "run" / "checkpoints" / str(said["step"])).is_dir()
-    assert last_line(two(tmp_path / "run")[0])[0] == whole
+    assert last_lines(two(tmp_path / "run"))[0] == whole
 
 
 def test_an_error_in_one_process_is_told_there_and_ends_both(two, tmp_path):
