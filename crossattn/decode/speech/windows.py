@@ -27,7 +27,7 @@ class Written(NamedTuple):
       lengths: [B], number of tokens before the end.
       log_p: [B], the mean log-probability of the tokens, the end included, among those that the rules allow,
         at temperature 1.
-      no_speech: [B], the probability that nobody speaks.
+      no_speech: [B], the probability that nobody speaks, after the start token and the text before it.
     """
 
     tokens: Int[AnyArray, "B T"]
@@ -61,7 +61,8 @@ def likely_languages(
     """Returns the probabilities of languages, in the order of ``tokens.languages``."""
     model = functional.bind(build, params)
     states = model.prefill(len(encoded), 1, 1, encoded=encoded)
-    logits = _after_start(model, encoded, tokens, states)
+    start = jnp.full((len(encoded), 1), tokens.start, jnp.int32)
+    logits = _logits_after(model, start, states)
     ids = jnp.array(list(tokens.languages.values()), jnp.int32)
     return jax.nn.softmax(logits[:, ids], axis=-1)
 
@@ -82,8 +83,8 @@ def write(
     """Decodes windows: the most likely token at each step, or with a key a sampled one.
 
     Args:
-      prefix: first tokens of the transcript, see ``WhisperTokens.prefix``; the token ``previous`` and the
-        text of earlier windows may precede them.
+      prefix: first tokens of the transcript, those of ``WhisperTokens.prefix``; the token ``previous`` and
+        the text of earlier windows may precede them.
       key: one key for all windows, or one for each [B].
       temperature: temperature of sampling.
       times: whether to generate time tokens by ``time_rules``; the prefix must agree.
@@ -98,7 +99,9 @@ def write(
     if times:
         rules.append(time_rules(tokens))
     states = model.prefill(B, 1, P + max_new_tokens - 1, encoded=encoded)
-    no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
+    first = (3 if tokens.multilingual else 1) + (not times)  # tokens of ``WhisperTokens.prefix``
+    to_start = prefix[:, : P - first + 1]
+    no_speech = jax.nn.softmax(_logits_after(model, to_start, states))[:, tokens.no_speech]
     search = greedy
     if key is not None:
         search = partial(sample, key=key, processors=[sampling.temperature(temperature)])
@@ -195,9 +198,6 @@ def time_rules(tokens: Any, latest_first: int = 50) -> LogitsProcessor:
     return process
 
 
-def _after_start(
-    model: Any, encoded: Float[Array, "B S D"], tokens: Any, states: Any
-) -> Float[Array, "B V"]:
-    """Returns the logits after the start token, which rate languages and the absence of speech."""
-    start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
-    return model.decode_step(start, states)[0][:, 0, 0]
+def _logits_after(model: Any, text: Int[Array, "B T"], states: Any) -> Float[Array, "B V"]:
+    """Returns the logits after a text; after the start token they rate languages and the absence of speech."""
+    return model.decode_step(text[:, None], states)[0][:, 0, -1]

@@ -121,6 +121,23 @@ def test_a_guess_is_measured_among_the_tokens_that_the_rules_allow(model, drawn)
         assert written.log_p[row] == pytest.approx(sum(log_p) / (n + 1), rel=1e-4)
 
 
+@pytest.mark.parametrize("times", [True, False])
+@pytest.mark.parametrize("said", [[], [65, 66, FIRST + 9]])
+def test_silence_is_likely_after_the_start_token_and_the_text_before_it(model, said, times):
+    """openai-whisper reads it from the logits at the start token, wherever that stands."""
+    heard = windows.hear(*model, jnp.asarray(recordings(1.0, 1.0)).reshape(2, FRAMES, 8))
+    before = [TOKENS.previous, *said] if said else []
+    prefix = jnp.array([[*before, *TOKENS.prefix("en", "transcribe", times=times)]] * 2, jnp.int32)
+    settings = dict(tokens=TOKENS, times=times, max_new_tokens=4)
+    written = windows.write(*model, heard, prefix, **settings)
+    bound = xa.functional.bind(*model)
+    states = bound.prefill(2, 1, prefix.shape[1], encoded=heard)
+    logits = np.asarray(bound.decode_step(prefix[:, None], states)[0], np.float64)[:, 0]
+    at = prefix[0].tolist().index(TOKENS.start)
+    expected = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))[:, at, TOKENS.no_speech]
+    np.testing.assert_allclose(written.no_speech, expected, rtol=1e-4)
+
+
 def test_recordings_taken_together_are_as_taken_alone(model):
     sounds = recordings(0.4, 2.5, 1.0)
     listen = transcriber(model, heads=((0, 1), (1, 0)))
