@@ -86,19 +86,19 @@ def main() -> None:
     if options.plot:
         from crossattn import viz
 
-        viz.save(drawn(task, params, [rows[number - 1] for number in chosen]), options.plot)
+        drawn_ones = [rows[number - 1] for number in chosen if number <= len(rows)]
+        viz.save(drawn(task, params, drawn_ones), options.plot)
 
 
 def written_after(task: Any, params: Any, split: str, limit: int) -> list[Shots]:
     """Returns rows of the scored examples of a split, with what the model writes of their last picture."""
     count, rows = task.config.data.examples - 1, task.rows(split)
-    alone, _ = task.texts(params, split, 0, limit)
-    written, _ = task.texts(params, split, count, limit)
+    alone = task.texts(params, split, 0, limit)
     found = []
-    for last, after, before in zip(task.order(split, limit), written, alone, strict=True):
+    for last, written in task.texts(params, split, count, limit).items():
         row = rows.row([*rows.before(last, count), last])
         *told, right = row["target"]
-        found.append(Shots(row["images"], told, after, before, right))
+        found.append(Shots(row["images"], told, written, alone[last], right))
     return found
 
 

@@ -202,26 +202,35 @@ class InterleavedTask(base.Task):
 
         Every caption is the last of a row once, after K others with their pictures: ``nll_K_shot`` is its
         loss, ``nll_K_shot_shuffled`` the loss with another picture in place of its own, ``gain_K_shot`` what
-        K examples take off the loss, ``chrf_K_shot`` and ``bleu_K_shot`` score greedy captions.
+        K examples take off the loss, ``chrf_K_shot`` and ``bleu_K_shot`` score greedy captions. Losses are of
+        captions whose rows can be read with each K; the others are counted, ``unreadable``.
         """
         results: dict[str, Any] = self.split_loss(params, split)
+        order, examples = self.order(split, limit), self.examples(split)
         own, found = jax.jit(self._last_nll), dict[str, np.ndarray]()
         for count in [count for count in SHOTS if count < self.config.data.examples]:
-            told: list[Any] = []
+            told = np.full((len(order), 2 + self._sees), np.nan)
             for item in self._shots(split, count, mesh_of(params), limit):
                 sums = jax.device_get(own(params, spread_batch(item.batch, mesh_of(params))))
-                told.append(np.stack(sums, -1)[item.indices >= 0])
-            weight, *losses = np.concatenate(told).T
+                read = item.indices >= 0
+                told[item.indices[read]] = np.stack(sums, -1)[read]
+            weight, *losses = told.T
             found |= {"weight": weight, f"nll_{count}_shot": losses[0]}
             if self._sees:
                 found[f"nll_{count}_shot_shuffled"] = losses[1]
             if count:
                 found[f"gain_{count}_shot"] = found["nll_0_shot"] - losses[0]
-            scores = translation_scores(*self.texts(params, split, count, limit))
+            written = self.texts(params, split, count, limit)
+            right = [examples[number]["caption"] for number in written]
+            scores = translation_scores(list(written.values()), right)
             results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
+        read = ~np.isnan(np.stack([*found.values()])).any(0)
+        if not read.all():
+            results["unreadable"] = int((~read).sum())
+        found = {name: x[read] for name, x in found.items()}
         weight = found["weight"].sum()
         results |= {k: float(x.sum() / weight) for k, x in found.items() if k != "weight"}
-        family = self.rows(split).family[self.order(split, limit)]
+        family = self.rows(split).family[order[read]]
         table = {name: x.tolist() for name, x in found.items()}
         return results | {"examples": table | {"group": family.tolist()}}
 
@@ -259,11 +268,11 @@ class InterleavedTask(base.Task):
 
     def texts(
         self, params: Any, split: str, count: int, limit: int | None = None
-    ) -> tuple[list[str], list[str]]:
-        """Returns captions written after so many examples, and the references."""
+    ) -> dict[int, str]:
+        """Returns captions written after so many examples, by the numbers of the examples that can be read."""
         data, tokenizer, mesh = self.config.data, self.corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
-        write, said = self._writer(params, 1), []
+        order, write, said = self.order(split, limit), self._writer(params, 1), dict[int, str]()
         for item in self._shots(split, count, mesh, limit):
             ends = item.batch["image_positions"].max(-1) + self._image_tokens
             rows = zip(item.batch["target_in"], ends, strict=True)
@@ -271,17 +280,21 @@ class InterleavedTask(base.Task):
             given = {name: item.batch[name] for name in ("images", "image_positions")}
             given["prefix"], given["prefix_lengths"] = right_aligned(prompts, width)
             tokens = write(**spread_batch(given, mesh)).tolist()
-            said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(item.indices >= 0)]
-        examples = self.examples(split)
-        return said, [examples[int(i)]["caption"] for i in self.order(split, limit)]
+            for row in np.flatnonzero(item.indices >= 0):
+                said[int(order[item.indices[row]])] = tokenizer.decode(tokens[row])
+        return said
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns captions without examples, captions after as many as rows have, and the references."""
         if not self._sees:
             return ()
-        alone, right = self.texts(params, split, 0, _SAMPLED)
-        told, _ = self.texts(params, split, self.config.data.examples - 1, _SAMPLED)
-        return [" | ".join(each) for each in zip(alone, told, right, strict=True)]
+        alone = self.texts(params, split, 0, _SAMPLED)
+        told = self.texts(params, split, self.config.data.examples - 1, _SAMPLED)
+        return [
+            f"{alone[number]} | {text} | {self.examples(split)[number]['caption']}"
+            for number, text in told.items()
+            if number in alone
+        ]
 
     # Methods that ``experiments.caption`` and ``experiments.explore`` call.
 

@@ -24,6 +24,7 @@ from experiments.tasks.interleaved import InterleavedTask
 from experiments.tasks.ngrams import surprises
 from experiments.tasks.shots import Rows
 from tests.experiments.conftest import ROOT
+from tests.experiments.test_captioning import table
 from tests.experiments.test_explore import views_of
 from tests.viz.test_explore import weights_of
 
@@ -239,10 +240,9 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
 
 
 def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
-    said, right = task.texts(params, "validation", 2, 3)
     examples = open_source("shapes", "validation")
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
-    assert right == [examples[order[i]]["caption"] for i in range(3)]
+    assert [*task.texts(params, "validation", 2, 3)] == order[:3]
     source = task.features["source"].prepare(examples[0]["image"])[None]
     prompt = np.array([task.prompt_in(None)], np.int32)
     ids = task.writer(params)(source, prompt)[0].tolist()
@@ -254,6 +254,34 @@ def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
     read = task.read_weights(params)(source, tokens)
     assert read.shape == (1, tokens.shape[1] - 1, 2, 2)
     assert (read[0, 0] == 0).all() and (read[0, 1:].sum((-1, -2)) > 0).all()
+
+
+def test_captions_whose_pictures_cannot_be_read_are_counted_and_not_scored(tmp_path):
+    table(tmp_path, [{"caption": f"{'light' if i % 2 else 'dark'} {i}"} for i in range(240)])
+    config = emoji_flamingo.get_config("tiny")
+    config.data.update(name=f"pictures:{tmp_path}/table.tsv", together=None, unreadable="skip")
+    task = InterleavedTask(config)
+    params, examples = jax.jit(task.init)(jax.random.key(0)), task.examples("test")
+    whole, written = task.report(params, "test"), task.texts(params, "test", 2)
+    assert "unreadable" not in whole and [*written] == task.order("test", None).tolist()
+    broken = [*written][-1]
+    Path(tmp_path / examples[broken]["image"]).write_bytes(b"broken")
+    found, left = task.report(params, "test"), task.texts(params, "test", 2)
+    rows, order = task.rows("test"), task.order("test", None).tolist()
+    read = [
+        place
+        for place, last in enumerate(order)
+        # The row of a caption has its own picture, those of its examples, and another in its place.
+        if broken not in [last, *rows.before(last, 2), order[(place + 1) % len(order)]]
+    ]
+    assert [*left] == [order[place] for place in read] and 1 < len(read) < len(order)
+    assert left == {number: written[number] for number in left}
+    assert found["unreadable"] == len(order) - len(read)
+    for name, values in found["examples"].items():
+        assert values == pytest.approx([whole["examples"][name][place] for place in read]), name
+    losses = zip(found["examples"]["nll_0_shot"], found["examples"]["weight"], strict=True)
+    mean = sum(loss for loss, _ in losses) / sum(found["examples"]["weight"])
+    assert found["nll_0_shot"] == pytest.approx(mean)
 
 
 def test_pictures_are_augmented_each_by_itself(task):

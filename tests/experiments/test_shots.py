@@ -26,10 +26,12 @@ def params(task):
 
 def test_rows_end_in_the_examples_that_an_evaluation_scores(task, params):
     rows = shots.written_after(task, params, "validation", 3)
-    after, right = task.texts(params, "validation", 2, 3)
-    assert [row.written for row in rows] == after and [row.right for row in rows] == right
-    assert [row.alone for row in rows] == task.texts(params, "validation", 0, 3)[0]
-    captions = {example["caption"] for example in open_source("shapes", "validation")}
+    after, alone = (task.texts(params, "validation", count, 3) for count in (2, 0))
+    examples = open_source("shapes", "validation")
+    assert [row.written for row in rows] == [*after.values()]
+    assert [row.right for row in rows] == [examples[number]["caption"] for number in after]
+    assert [row.alone for row in rows] == [*alone.values()]
+    captions = {example["caption"] for example in examples}
     for row in rows:
         assert len(row.images) == 3 and len(row.told) == 2 and {*row.told} <= captions
 
