@@ -269,7 +269,7 @@ class InterleavedTask(base.Task):
     def texts(
         self, params: Any, split: str, count: int, limit: int | None = None
     ) -> dict[int, str]:
-        """Returns captions written after so many examples, by the numbers of the examples that can be read."""
+        """Returns captions after so many examples, by the numbers of the examples that can be read."""
         data, tokenizer, mesh = self.config.data, self.corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
         order, write, said = self.order(split, limit), self._writer(params, 1), dict[int, str]()

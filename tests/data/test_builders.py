@@ -90,6 +90,11 @@ def test_a_page_is_in_one_split_whatever_the_language(help_packages):
     }
     assert all(pages["fr", split] == pages["es", split] != set() for split in sources.SPLITS)
     assert not pages["es", "test"] & (pages["fr", "train"] | pages["fr", "validation"])
+    for direction, order in (("fr-es", 1), ("es-fr", -1)):  # two languages that are not English
+        example = sources.open_source(f"libreoffice_help/{direction}", data_dir=help_packages)[0]
+        number = example["family"].removeprefix("swriter/page").removesuffix(".html")
+        texts = [f"Cliquez sur OK numéro {number}.", f"Pulse OK número {number}."][::order]
+        assert [example["source"], example["target"]] == texts
 
 
 def test_help_can_be_read_the_other_way_round(help_packages):

@@ -209,6 +209,7 @@ def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
         ("phrases", "dev", {}, "phrases has no split 'dev'"),
         ("phrases/en-it", "train", {}, "no direction 'en-it'"),
         ("libreoffice_help/en-xx", "train", {}, "no direction 'en-xx'"),
+        ("libreoffice_help/de-de", "train", {}, "no direction 'de-de'"),
         ("phrasis", "train", {}, r"libreoffice_help, .* \(did you mean phrases\?\)"),
         ("files/a", "train", {}, "there is no data source 'files/a'; expected files:PATH"),
         ("phrases:fr-en", "train", {}, "expected phrases/en-fr or phrases/fr-en"),

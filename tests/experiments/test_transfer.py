@@ -216,10 +216,47 @@ def test_a_run_of_a_model_of_its_own_is_exported_as_a_delta_only(tiny_run, refus
     assert "--delta_of=RUN" in refused("export", f"--workdir={tiny_run}", f"--to={tmp_path / 'x'}")
 
 
-@pytest.mark.parametrize("language", transfer.LANGUAGES)
+def test_a_child_with_the_source_of_another_reads_its_language(
+    family, german, launched, parameters, refused, tmp_path
+):
+    begin = f"--config.init.from={family['parent']}"
+    made = {name: tmp_path / name for name in ("writes", "stranger", "both", "more")}
+    given = ("--config.data.name=phrases/fr-en", f"--workdir={made['writes']}")
+    assert start("train", config("fr-de,cross"), *SHORT, begin, *given) == 0
+    command = (f"--workdir={made['writes']}", f"--source_of={family['cross']}")
+    ours = (f"--to={made['both']}", german.replace("--config.data.name", "--pairs"))
+    code, out, err = launched("export", *command, *ours)
+    assert code == 0 and "1 of " in out, err
+    (reads, _), (_, writes), both = map(tokenizers, (family["cross"], made["writes"], made["both"]))
+    assert both == [reads, writes]
+    task = make_task(saved_config(made["both"]), made["both"] / "assets")
+    back = flatten(read(task, made["both"]))
+    source, rest = (flatten(parameters(x)) for x in (family["cross"], made["writes"]))
+    for name, x in back.items():
+        wanted = source if name.startswith("source_") else rest
+        assert np.array_equal(x, wanted[name]), name
+    assert not np.array_equal(
+        source["source_input.embedding.table"], rest["source_input.embedding.table"]
+    )
+    code, out, err = launched("translate", f"--workdir={made['both']}", "hund vogel")
+    assert code == 0, err
+    code, _, err = launched("evaluate", f"--workdir={made['both']}", "--limit=4")
+    assert code == 0, err
+
+    alone = (f"--to={made['more']}", *command)
+    assert "together" in refused("export", *alone)
+    assert "no run" in refused("export", *alone[:2], "--source_of=nothing", ours[1])
+    stranger = (german, "--config.tokenizer.joint=False", f"--workdir={made['stranger']}")
+    assert start("train", config("parent"), *SHORT, *stranger) == 0
+    said = refused("export", *alone[:2], f"--source_of={made['stranger']}", ours[1])
+    assert "nothing in common" in said and str(family["parent"]) in said
+
+
+@pytest.mark.parametrize("language", [*transfer.LANGUAGES, *transfer.TARGETS])
 @pytest.mark.parametrize("trained", transfer.TRAINED)
 def test_every_child_has_a_config(language, trained):
     found = transfer.get_config(f"{language},{trained}")
-    assert found.data.name == f"libreoffice_help/{language}-en"
+    written = language in transfer.TARGETS
+    assert found.data.name == f"libreoffice_help/{language if written else f'{language}-en'}"
     put(found, {"init.from": "runs/parent"})
     check(found)

@@ -1,4 +1,4 @@
-"""LibreOffice's help in English and five other languages, by paragraph, as a TFDS dataset.
+"""LibreOffice's help in English and five other languages, two of them by paragraph, as a TFDS dataset.
 
 The pages of two Debian packages `libreoffice-help-*` (MPL-2.0) are joined on (file, paragraph id).
 Whole files go to one split, so a test paragraph never has its neighbours in the training set. The texts are
@@ -6,6 +6,7 @@ without markup; an example has as "phrases" what translators tagged alike on bot
 """
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +27,13 @@ from crossattn.data.sources import (
 )
 from crossattn.data.tags import KINDS, Tag, Tagged, glossary, phrases
 
-FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
+FORM = "libreoffice_help/X-Y"
 OPTIONS = {
     "pairs": Option(int, "Training pairs, at equal distances; 0 is all.", "[0, inf)"),
     "held_out": Option(int, "Pairs of each other split, likewise; 0 is all.", "[0, inf)"),
 }
-LANGUAGES = ("fr", "de", "es", "ja", "hi")
+LANGUAGES = ("fr", "de", "es", "ja", "hi")  # besides English
+_PAIRS = [*itertools.combinations(("en", *LANGUAGES), 2)]
 PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
 _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
@@ -42,72 +44,75 @@ def open_split(
     direction: str, split: str, *, data_dir: Any = None, pairs: int = 0, held_out: int = 0
 ) -> Sequence[Example]:
     """Returns the paragraphs of a split, or so many of them."""
-    pair = direction.split("-")
-    if len(pair) != 2 or "en" not in pair or not set(pair) & set(LANGUAGES):
+    languages = tuple(direction.split("-"))
+    there = languages in _PAIRS
+    if not there and languages[::-1] not in _PAIRS:
         raise DataError(
-            f"libreoffice_help has no direction {direction!r}; expected en-X or X-en, "
-            f"X of {', '.join(LANGUAGES)}"
+            f"libreoffice_help has no direction {direction!r}; expected X-Y, two of en, "
+            f"{', '.join(LANGUAGES)}"
         )
-    source, target = pair
-    other = target if source == "en" else source
-    rows = records.prepared(LibreofficeHelp, f"en-{other}", split, data_dir)
+    first, second = languages if there else languages[::-1]
+    rows = records.prepared(LibreofficeHelp, f"{first}-{second}", split, data_dir)
     count, name = (pairs, "pairs") if split == "train" else (held_out, "held_out")
     if not 0 <= count <= len(rows):
         raise DataError(
-            f"data.options.{name} is {count}; the {split} split of en-{other} has {len(rows)} pairs"
+            f"data.options.{name} is {count}; the {split} split of {first}-{second} has {len(rows)}"
+            " pairs"
         )
     if count:
         chosen = [i * len(rows) // count for i in range(count)]
         rows = MappedSource(chosen, rows.__getitem__)
-    found = MappedSource(rows, functools.partial(_pair, target=other))
-    return found if source == "en" else MappedSource(found, reversed_example)
+    found = MappedSource(rows, functools.partial(_pair, source=first, target=second))
+    return found if there else MappedSource(found, reversed_example)
 
 
-def _pair(row: dict[str, Any], target: str) -> Example:
-    example = records.pair_of(row, source="en", target=target)
+def _pair(row: dict[str, Any], source: str, target: str) -> Example:
+    example = records.pair_of(row, source=source, target=target)
     return example | {"family": example["id"].partition("#")[0]}
 
 
 class LibreofficeHelp(records.PackageBuilder):
-    """Configs `en-fr`, `en-de`, `en-es`, `en-ja`, `en-hi`; features `id` and a text a language.
+    """Configs of two languages, `en-fr`, `fr-de` and so on; features `id` and a text a language.
 
-    `phrases` [n, 4] are the characters of a tag in English and in the other language, `kinds` their kinds.
+    `phrases` [n, 4] are the characters of a tag in the first and in the second language, `kinds` their kinds.
     """
 
     VERSION = tfds.core.Version("1.1.0")
     BUILDER_CONFIGS = [
-        tfds.core.BuilderConfig(name=f"en-{language}", description=f"English and {language}")
-        for language in LANGUAGES
+        tfds.core.BuilderConfig(name=f"{first}-{second}", description=f"{first} and {second}")
+        for first, second in _PAIRS
     ]
 
     def _info(self) -> tfds.core.DatasetInfo:
-        target = self.builder_config.name.removeprefix("en-")
-        names = ("id", "en", target, "kinds")
+        first, second = self.builder_config.name.split("-")
+        names = ("id", first, second, "kinds")
         spans = tfds.features.Tensor(shape=(None, 4), dtype=np.int32)
         return self.described(
             __doc__,
             {name: tfds.features.Text() for name in names} | {"phrases": spans},
             "https://help.libreoffice.org",
             "MPL-2.0",
-            supervised_keys=("en", target),
+            supervised_keys=(first, second),
         )
 
     def _split_generators(self, dl_manager):
-        target = self.builder_config.name.removeprefix("en-")
-        packages = ["libreoffice-help-en-us", f"libreoffice-help-{target}"]
-        english, other = fetch.debian_packages(packages, self.files_dir)
-        pairs = join_pages(
-            read_pages(archives.read_deb(english, f"{PREFIX}en-US/text/", ".html")),
-            read_pages(archives.read_deb(other, f"{PREFIX}{target}/text/", ".html")),
+        first, second = self.builder_config.name.split("-")
+        regions = [{"en": "en-US"}.get(language, language) for language in (first, second)]
+        packages = [f"libreoffice-help-{region.lower()}" for region in regions]
+        files = fetch.debian_packages(packages, self.files_dir)
+        pages = (
+            read_pages(archives.read_deb(file, f"{PREFIX}{region}/text/", ".html"))
+            for file, region in zip(files, regions, strict=True)
         )
+        pairs = join_pages(*pages)
         if not pairs:
-            reason = f"{english.name} and {other.name} have no paragraph in common"
-            raise absent(["packages of one release"], english.parent, reason)
+            reason = f"{' and '.join(file.name for file in files)} have no paragraph in common"
+            raise absent(["packages of one release"], files[0].parent, reason)
         known = glossary((own, translation) for _, _, own, translation in pairs)
         return self.by_split(
             (
                 split_of(file),
-                {"id": f"{file}#{paragraph}", "en": own.text, target: translation.text}
+                {"id": f"{file}#{paragraph}", first: own.text, second: translation.text}
                 | _linked(phrases(own, translation, known)),
             )
             for file, paragraph, own, translation in pairs

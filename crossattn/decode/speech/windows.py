@@ -199,5 +199,5 @@ def time_rules(tokens: Any, latest_first: int = 50) -> LogitsProcessor:
 
 
 def _logits_after(model: Any, text: Int[Array, "B T"], states: Any) -> Float[Array, "B V"]:
-    """Returns the logits after a text; after the start token they rate languages and the absence of speech."""
+    """Returns the logits after a text; after the start token they rate languages and silence."""
     return model.decode_step(text[:, None], states)[0][:, 0, -1]

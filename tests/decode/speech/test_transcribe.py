@@ -134,7 +134,9 @@ def test_silence_is_likely_after_the_start_token_and_the_text_before_it(model, s
     states = bound.prefill(2, 1, prefix.shape[1], encoded=heard)
     logits = np.asarray(bound.decode_step(prefix[:, None], states)[0], np.float64)[:, 0]
     at = prefix[0].tolist().index(TOKENS.start)
-    expected = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))[:, at, TOKENS.no_speech]
+    expected = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))[
+        :, at, TOKENS.no_speech
+    ]
     np.testing.assert_allclose(written.no_speech, expected, rtol=1e-4)
 
 
