@@ -23,6 +23,7 @@ from absl import flags
 
 from crossattn.functional import flatten, nest
 from crossattn.train import processes, workdir
+from crossattn.train.storage import Folder
 from crossattn.weights import deltas
 from experiments import launch
 from experiments.runs import (
@@ -81,8 +82,9 @@ def main(arguments: Sequence[str]) -> int:
                 f"--to is {folder}, which cannot be made: {error.strerror}."
             ) from None
         launch.writable(folder / "config.json")
-        if _SOURCE_OF.value:
-            task, params = _with_source_of(task, params, run, folder / "assets")
+        if _SOURCE_OF.value and _PAIRS.value:
+            given = (_SOURCE_OF.value, _PAIRS.value, folder / "assets")
+            task, params = _with_source_of(task, params, run, *given)
             print(_write_delta(folder, task, params, str(run)))
             return 0
         if _DELTA_OF.value:
@@ -92,10 +94,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _with_source_of(task: Any, params: Any, run: Any, assets: Path) -> tuple[Any, Any]:
+def _with_source_of(
+    task: Any, params: Any, run: Folder, name: str, pairs: str, assets: Path
+) -> tuple[Any, Any]:
     """Writes the tokenizers of the run that has another's source; returns its task and parameters."""
-    name, own = _SOURCE_OF.value, flatten(params)
-    place = find_run(name)
+    place, own = find_run(name), flatten(params)
     if place is None:
         raise launch.Refused(f"--source_of is {name}, which is no run.")
     other, given = task_of(place), flatten(parameters_of(name))
@@ -109,14 +112,15 @@ def _with_source_of(task: Any, params: Any, run: Any, assets: Path) -> tuple[Any
             " common; name two children of one parent."
         )
     tables = {key: x for key, x in given.items() if key.startswith("source_")}
-    if not tables or any(x.shape[1:] != own[key].shape[1:] for key, x in tables.items()):
+    fits = [key in own and x.shape[1:] == own[key].shape[1:] for key, x in tables.items()]
+    if not tables or not all(fits):
         raise launch.Refused(
             f"{place} has no source table of its own that fits {run}; name children with"
             " tokenizer.joint=False and one model."
         )
     other.corpus.tokenizer.save(assets, "tokenizer")
     task.corpus.target_tokenizer.save(assets, "target_tokenizer")
-    put(task.config, {"data.name": _PAIRS.value})
+    put(task.config, {"data.name": pairs})
     return make_task(task.config, assets), nest({**own, **tables})
 
 
