@@ -86,8 +86,8 @@ def main() -> None:
     if options.plot:
         from crossattn import viz
 
-        drawn_ones = [rows[number - 1] for number in chosen if number <= len(rows)]
-        viz.save(drawn(task, params, drawn_ones), options.plot)
+        shown = [rows[number - 1] for number in chosen if number <= len(rows)]
+        viz.save(drawn(task, params, shown), options.plot)
 
 
 def written_after(task: Any, params: Any, split: str, limit: int) -> list[Shots]:

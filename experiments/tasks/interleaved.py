@@ -208,12 +208,16 @@ class InterleavedTask(base.Task):
         results: dict[str, Any] = self.split_loss(params, split)
         order, examples = self.order(split, limit), self.examples(split)
         own, found = jax.jit(self._last_nll), dict[str, np.ndarray]()
+        read = np.ones(len(order), bool)  # with each number of examples
         for count in [count for count in SHOTS if count < self.config.data.examples]:
-            told = np.full((len(order), 2 + self._sees), np.nan)
+            told = np.zeros((len(order), 2 + self._sees))
+            missing = np.ones(len(order), bool)
             for item in self._shots(split, count, mesh_of(params), limit):
                 sums = jax.device_get(own(params, spread_batch(item.batch, mesh_of(params))))
-                read = item.indices >= 0
-                told[item.indices[read]] = np.stack(sums, -1)[read]
+                rows = item.indices >= 0
+                told[item.indices[rows]] = np.stack(sums, -1)[rows]
+                missing[item.indices[rows]] = False
+            read &= ~missing
             weight, *losses = told.T
             found |= {"weight": weight, f"nll_{count}_shot": losses[0]}
             if self._sees:
@@ -224,7 +228,6 @@ class InterleavedTask(base.Task):
             right = [examples[number]["caption"] for number in written]
             scores = translation_scores(list(written.values()), right)
             results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
-        read = ~np.isnan(np.stack([*found.values()])).any(0)
         if not read.all():
             results["unreadable"] = int((~read).sum())
         found = {name: x[read] for name, x in found.items()}
