@@ -118,8 +118,8 @@ def _with_source_of(
             f"{place} has no source table of its own that fits {run}; name children with"
             " tokenizer.joint=False and one model."
         )
-    other.corpus.tokenizer.save(assets, "tokenizer")
-    task.corpus.target_tokenizer.save(assets, "target_tokenizer")
+    task.corpus.tokenizer = other.corpus.tokenizer
+    task.save_assets(assets)
     put(task.config, {"data.name": pairs})
     return make_task(task.config, assets), nest({**own, **tables})
 
