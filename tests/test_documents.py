@@ -8,10 +8,14 @@ import shlex
 import sys
 import tomllib
 
+import jax
 import pytest
 
 from crossattn.__main__ import USAGE
 from crossattn.data.sources import phrases
+from crossattn.train import loop
+from crossattn.train.program import make_program
+from crossattn.train.sharding import make_mesh, put_batch
 from experiments import keys, launch
 from experiments.options import Options
 from experiments.settings import check
@@ -91,6 +95,7 @@ class Parsed(Exception):
     """A benchmark has read its command line."""
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=named)
 @pytest.mark.filterwarnings("ignore:.*slow.*")
 def test_the_python_of_a_page_runs_as_printed_in_order(page):
@@ -99,6 +104,7 @@ def test_the_python_of_a_page_runs_as_printed_in_order(page):
         exec(compile(code, f"{named(page)}, block {number}", "exec"), module)
 
 
+@pytest.mark.slow
 def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_code, capsys):
     """The runs are in another folder than the printed one."""
     section = README.read_text().partition("## Launching\n")[2].partition("```bash\n")[2]
@@ -161,13 +167,28 @@ def test_an_override_that_a_page_names_is_what_its_key_takes(page):
 
 
 @pytest.mark.parametrize("given", first_steps())
-def test_a_command_that_trains_takes_its_first_step(
-    given, tmp_path, compiled_code, capsys, monkeypatch
-):
+def test_a_command_that_trains_has_a_step(given, tmp_path, compiled_code, capsys, monkeypatch):
+    """The step of its first batch is traced, not compiled; ``test_configs`` trains."""
+    steps = []
+
+    def traced(task, values, workdir, *, initial, **_):
+        program = make_program(task, values, make_mesh(values.mesh))
+        data = loop.batches(task, values, program.mesh)
+        batch = put_batch(next(data), program.mesh, bool(values.members), program.along)
+        if initial is None:
+            state = jax.eval_shape(program.fresh, program.key)
+        else:
+            state = loop.fresh_state(program, initial)
+        state, metrics = jax.eval_shape(program.step, state, batch)
+        steps.append(metrics)
+        return loop.TrainResult("finished", 1, state, {}, {})
+
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)  # mostly short ones
+    monkeypatch.setattr(importlib.import_module("experiments.train"), "train", traced)
     given = (*given, "--config.train.steps=1", f"--workdir={tmp_path / 'run'}")
     with kept(compiled_code):
         assert start("train", *given) == 0, capsys.readouterr().err
+    assert "loss" in steps[0]["sums"] and steps[0]["finite"].dtype == bool
 
 
 def test_targets_of_make_and_commands_of_the_library_that_a_page_names_are_there(capsys):

@@ -17,6 +17,7 @@ from tests.models import every_model
 NAMES = ["encoder.attention", "decoder.attention", "decoder.cross"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_numbers_are_those_of_the_weights(scan):
     model, batch = model_of(scan=scan), given(rows=3, padding=2)
@@ -51,6 +52,7 @@ def test_the_numbers_are_those_of_the_weights(scan):
         assert np.all(numbers["padding"] == 0) and np.all(numbers["entropy"] > 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["transformer_tts", "speecht5"])
 def test_steps_of_padding_ask_nothing_of_the_letters(name):
     model = xa.functional.bind(every_model.build_of(name), every_model.params_of(name))

@@ -120,6 +120,7 @@ def test_batches_are_int32_of_one_shape_and_full(texts, objective):
     assert np.mean([(batch["source_segment_ids"] > 0).mean() for batch in batches]) > 0.95
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("before", [0, 1, 57])
 def test_a_restored_iterator_continues_bit_for_bit(texts, objective, prefetch, before):

@@ -83,6 +83,7 @@ def test_packing_leaves_little_padding(pairs, tokenizer):
     assert np.mean([(b["target_segment_ids"] > 0).mean() for b in batches]) > 0.93
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("mode", ["pack", "bucket"])
 @pytest.mark.parametrize(("prefetch", "link_share"), [(0, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("before", [0, 1, 37])

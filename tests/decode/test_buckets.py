@@ -46,6 +46,7 @@ def sources(rows, length, seed=0):
     return np.random.default_rng(seed).integers(3, 16, (rows, length)).astype(np.int32)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
 def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
     run = Bucketed(BUILD, **{**SIZES, "target_lengths": (4, 8)}, **options)
@@ -63,6 +64,7 @@ def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
     assert compiled == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "options",
     [{"num_beams": 3, "prefix": (1, 5)}, {"candidates": 2}, {"capture": Capture((0,))}],
@@ -106,6 +108,7 @@ def test_a_stream_gives_the_same_tokens_piece_by_piece(every, drawn):
     np.testing.assert_array_equal(tokens, whole.tokens[:, 0, :longest])
 
 
+@pytest.mark.slow
 def test_rows_with_keys_of_their_own_are_drawn_as_alone():
     """Neither the bucket nor the longer prompts beside it change what is drawn after a prompt."""
     pair = language_model()

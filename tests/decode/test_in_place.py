@@ -45,6 +45,7 @@ def test_states_that_a_step_is_given_are_those_that_it_gives(scan):
     assert not copies(compiled, one // 2)
 
 
+@pytest.mark.quick(2)
 @SCANNED
 @pytest.mark.parametrize("num_beams", [1, 2], ids=["greedy", "beams"])
 def test_no_token_copies_a_cache(scan, num_beams):

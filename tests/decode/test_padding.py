@@ -34,6 +34,7 @@ def hearer():
     return build, oracle.random_params(build)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("plain", "named"), [(translator(), NAMED), (pair(), pair(pad_id=PAD))], ids=["one", "pair"]
 )

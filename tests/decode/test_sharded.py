@@ -12,6 +12,7 @@ def found():
     return json.loads(on_eight_devices("-m", "tests.decode.eight_devices").splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["greedy", "contrastive", "beams", "sample", "speculative", "text"]
 )

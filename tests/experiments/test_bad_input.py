@@ -187,6 +187,7 @@ def damage(checkpoint, how):
             path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["overwritten", "half written"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     launched, copied_run, tiny_run, parameters, how

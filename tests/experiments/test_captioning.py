@@ -54,6 +54,7 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, params):
     tokenizer = task.corpus.tokenizer
     (item, *_) = task._batches(task.examples("validation", 4), 4)
@@ -81,6 +82,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     assert config.decoder.vocab_size == tokenizer.vocab_size + 2
 
 
+@pytest.mark.slow
 def test_a_picture_is_read_once_for_all_its_captions_with_the_loss_of_each_alone(task, params):
     config = emoji_captions.get_config("tiny")
     packed = make_task(config)
@@ -111,6 +113,7 @@ def test_a_picture_is_read_once_for_all_its_captions_with_the_loss_of_each_alone
     assert said <= {task.text_of(every[i]) for i in range(len(every))}
 
 
+@pytest.mark.slow
 def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     examples = [task.examples("validation")[i] for i in (0, 1, 2, 5, 8)]
     pictures = [example["source"] for example in examples[:4]]
@@ -238,6 +241,7 @@ def test_the_nearest_picture_and_the_most_frequent_caption():
     assert captions.count(bench.most_frequent(task, train)) == max(map(captions.count, captions))
 
 
+@pytest.mark.slow
 def test_a_model_of_two_halves_has_a_section_for_each(launched, refused, tmp_path):
     config = emoji_captions.get_config("tiny")
     shape = model_config(config.model, vocab_size=50, max_length=9, image_size=(16, 16))
@@ -365,6 +369,7 @@ def test_pictures_are_captioned_and_drawn(workdir, launched, tmp_path, pictures)
         assert path.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_pictures_are_explored_head_by_head(workdir, launched, tmp_path, pictures):
     out = tmp_path / "page.html"
     code, _, err = launched("explore", f"--workdir={workdir}", *pictures[:2], f"--out={out}")

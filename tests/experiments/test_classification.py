@@ -19,6 +19,7 @@ from experiments.tasks.augmentation import augmented_as
 READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("image", "caption")}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("read", READ)
 def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(read):
     config = emoji_group.get_config(f"{read},tiny")
@@ -47,6 +48,7 @@ def test_an_example_that_cannot_be_read_has_no_weight(monkeypatch):
     np.testing.assert_allclose(table["nll"], -np.log([0.75, 1.0, 0.5]))
 
 
+@pytest.mark.slow
 def test_a_folder_of_pictures_by_class_is_learnt(tmp_path, launched):
     for shade, kind in ((40, "dark"), (200, "light")):
         (tmp_path / "photos" / kind).mkdir(parents=True)

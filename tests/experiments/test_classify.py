@@ -28,6 +28,7 @@ def shown(out):
     return [line.partition(": ")[2] for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_same_picture_in_any_mode_is_of_the_same_class(run, launched, tmp_path):
     grey = Image.fromarray(COLOURS[..., 0])
     for mode in ("L", "RGB", "RGBA", "P"):

@@ -39,6 +39,7 @@ def test_only_the_answer_counts_in_packed_rows(task):
     assert loss(batch) != loss({**batch, "target_out": np.where(told, 5, batch["target_out"])})
 
 
+@pytest.mark.slow
 def test_pointing_is_the_sum_of_attention_over_the_occurrences():
     task = make_task(help_cloze.get_config("point,tiny"))
     params = task.init(jax.random.key(1))
@@ -55,6 +56,7 @@ def test_pointing_is_the_sum_of_attention_over_the_occurrences():
         assert mass > 0
 
 
+@pytest.mark.slow
 def test_the_split_is_the_mean_of_its_questions(task):
     params = task.init(jax.random.key(2))
     whole, own = task.split_loss(params, "test"), task.outcomes(params, "test")

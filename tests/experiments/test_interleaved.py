@@ -182,6 +182,7 @@ def test_a_projector_learns_alone_and_then_with_its_language_model(
     assert changed == {"projector", "decoder", "input"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [emoji_flamingo, emoji_llava])
 def test_captions_are_told_without_an_example_and_with_some(config):
     task = InterleavedTask(config.get_config("tiny"))
@@ -191,6 +192,7 @@ def test_captions_are_told_without_an_example_and_with_some(config):
     assert {line.rpartition(" | ")[2] for line in told} <= captions
 
 
+@pytest.mark.slow
 def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, params):
     report = task.report(params, "validation", limit=5)
     examples = open_source("shapes", "validation")
@@ -256,6 +258,7 @@ def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
     assert (read[0, 0] == 0).all() and (read[0, 1:].sum((-1, -2)) > 0).all()
 
 
+@pytest.mark.slow
 def test_captions_whose_pictures_cannot_be_read_are_counted_and_not_scored(tmp_path):
     table(tmp_path, [{"caption": f"{'light' if i % 2 else 'dark'} {i}"} for i in range(240)])
     config = emoji_flamingo.get_config("tiny")
@@ -293,6 +296,7 @@ def test_pictures_are_augmented_each_by_itself(task):
     assert (same ^ turned).all() and 0 < same.sum() < 12
 
 
+@pytest.mark.slow
 def test_pictures_are_captioned_by_a_model_whose_words_read_patches(launched, tmp_path):
     config = emoji_llava.get_config("tiny")
     config.train.steps, config.model.layers = 1, 1

@@ -53,6 +53,7 @@ BAD, GOOD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()])
 def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
     scores, differences = of_texts(metric, [BAD, GOOD], REFERENCES, range(60))
@@ -68,6 +69,7 @@ def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
     assert (scores[1].high - scores[1].low) / 2 == pytest.approx(peer.ci, rel=0.15)
 
 
+@pytest.mark.slow
 def test_texts_of_a_family_are_drawn_together():
     four = [[text for text in texts for _ in range(4)] for texts in (BAD, GOOD, REFERENCES)]
     groups = np.repeat(np.arange(60), 4).tolist()

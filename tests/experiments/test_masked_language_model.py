@@ -52,6 +52,7 @@ def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
     np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
 
 
+@pytest.mark.slow
 def test_training_alone_also_learns_the_tokens_that_are_seen():
     """The loss is linear in their weight, and what an evaluation counts does not change with it."""
     found, counted = [], []
@@ -70,6 +71,7 @@ def test_training_alone_also_learns_the_tokens_that_are_seen():
     assert counted[0] == counted[1] == counted[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [masked_bytes.get_config("tiny"), finetune.get_config("masked_language_model,tiny")],

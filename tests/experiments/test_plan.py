@@ -418,6 +418,7 @@ def test_layouts_of_every_model_divide_rows_heads_and_lengths(monkeypatch, name)
     assert all(one.step > 0 for one in found)
 
 
+@pytest.mark.slow
 def test_an_estimate_keeps_what_the_backward_pass_reads(monkeypatch):
     """Rematerialised layers keep their inputs, and the keys and values that a decoder reads."""
 

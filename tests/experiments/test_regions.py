@@ -94,6 +94,7 @@ def workdir(tmp_path_factory):
     return tmp_path_factory.mktemp("regions") / "run"
 
 
+@pytest.mark.slow
 def test_pages_are_learnt_scored_and_drawn(launched, refused, workdir, tmp_path):
     named = f"--workdir={workdir}"
     code, out, err = launched("train", CONFIG, named)

@@ -42,6 +42,7 @@ class Impatient(Writer):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(
     launched, monkeypatch, tmp_path, tiny_run, parameters
 ):

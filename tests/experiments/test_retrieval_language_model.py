@@ -59,6 +59,7 @@ def test_passages_of_the_split_itself_are_of_other_documents(folder):
     assert (chunks.document[near] != chunks.document[:400, None]).all()
 
 
+@pytest.mark.slow
 def test_a_report_counts_tokens_bytes_and_overlaps_once(folder):
     task = task_of(folder)
     params = task.init(jax.random.key(0))

@@ -24,6 +24,7 @@ def params(task):
     return jax.jit(task.init)(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_rows_end_in_the_examples_that_an_evaluation_scores(task, params):
     rows = shots.written_after(task, params, "validation", 3)
     after, alone = (task.texts(params, "validation", count, 3) for count in (2, 0))
@@ -70,6 +71,7 @@ def test_colours_are_over_the_patch_that_is_read():
     np.testing.assert_allclose(found[:, 4:], np.broadcast_to(0.35 + 0.65 * colours[1], (4, 4, 3)))
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_draws_rows_and_refuses_other_runs(tmp_path, capsys, monkeypatch):
     for kind, name in (("tiny", "sees"), ("text,tiny", "text")):
         config = emoji_flamingo.get_config(kind)

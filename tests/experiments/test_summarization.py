@@ -84,6 +84,7 @@ def test_the_nearest_text_is_that_of_the_largest_cosine():
     assert nearest(train, pages[8:]) == wanted and len(set(wanted)) > 1
 
 
+@pytest.mark.slow
 def test_a_run_reports_rouge_that_compare_gives_intervals(launched, tmp_path):
     package("rouge_score", "summaries")
     run = tmp_path / "one"

@@ -24,6 +24,7 @@ def test_a_sweep_that_is_none_is_refused(sweeps):
         split_sweep(sweeps)
 
 
+@pytest.mark.slow
 def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path):
     named = f"--workdir={tmp_path / 'run'}"
     sweep = "--sweep=optim.learning_rate=1e-3,2e-3"

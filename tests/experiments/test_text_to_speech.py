@@ -68,6 +68,7 @@ def test_few_examples_cost_few_spectrograms_and_none_is_made_twice(monkeypatch):
     assert len(made) == len(every)
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_its_definition(task, params, batch):
     _, sums = jax.jit(lambda p, b: task.loss(p, b, None))(params, batch)
 
@@ -240,6 +241,7 @@ def test_a_score_of_the_recording_itself_is_perfect(task):
     assert score["diagonal"] < 0.5 and score["near"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_launcher_writes_sound_and_a_picture(launched, workdir, tmp_path):
     out, plot = tmp_path / "a.wav", tmp_path / "a.png"
     code, said, err = launched(

@@ -81,6 +81,7 @@ def test_a_long_recording_is_cut_as_transformers_cuts_it(transcriber, sounds, th
     ]
 
 
+@pytest.mark.slow
 def test_tokens_begin_where_attention_computed_by_transformers_says(transcriber, heard, theirs):
     """The recipe of openai-whisper, written down again around the warping and the filter of transformers."""
     torch = peer("torch")

@@ -101,6 +101,7 @@ def test_phrases_are_told_with_their_times(folder, wav, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_sound_is_explored_in_every_head(folder, wav, launched, tmp_path):
     out = tmp_path / "page.html"
     code, _, err = launched("explore", wav, f"--model={folder}", f"--out={out}")
@@ -279,6 +280,7 @@ def test_a_vocabulary_in_two_files_is_read(folder, wav, capsys, refused, tmp_pat
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 def test_int8_weights_are_heard_with_and_need_their_package(
     folder, wav, capsys, refused, monkeypatch
 ):
@@ -329,6 +331,7 @@ def test_heads_are_chosen_by_the_times_of_a_voice_and_written_where_others_read_
     assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_written_at_the_end_of_a_sound_is_the_offline_text(folder, wav, monkeypatch):
     monkeypatch.setattr(lag, "_LONGEST", 40)
     whisper, audio = open_whisper(str(folder), words=True), read_audio(wav)[:15_000]

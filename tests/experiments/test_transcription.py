@@ -34,6 +34,7 @@ def task():
     return make_task(speech.get_config("tiny"))
 
 
+@pytest.mark.slow
 def test_the_model_hears_the_window_and_the_decoder_writes_the_text(task):
     item = next(iter(task.numbered_batches("validation", None)))
     batch = {name: jnp.asarray(array) for name, array in item.batch.items()}

@@ -62,6 +62,7 @@ def test_translation_says_what_evaluation_said(results, launched, tiny_run):
     assert out.splitlines() == [sample["translation"] for sample in samples]
 
 
+@pytest.mark.slow
 def test_tags_follow_their_words_and_none_is_lost(launched, refused, tiny_run):
     plain, marked = (
         "the black cat sleeps",
@@ -82,6 +83,7 @@ def test_tags_follow_their_words_and_none_is_lost(launched, refused, tiny_run):
     assert "leave --nbest out" in refused("translate", run, "--markup", "a", "--nbest=1")
 
 
+@pytest.mark.slow
 def test_the_attention_of_the_search_is_that_of_its_own_text(tiny_run):
     """Rows are those of the model that reads the tokens again, and spans cover the text."""
     task = make_task(saved_config(tiny_run), tiny_run / "assets")
@@ -143,6 +145,7 @@ def test_the_best_of_a_beam_come_with_their_scores(launched, tiny_run):
     assert unlike[0] < float(rows[0][0])  # sums of log-probabilities, divided by nothing
 
 
+@pytest.mark.slow
 def test_drawn_translations_follow_the_seed_and_narrow_draws_are_greedy(launched, tiny_run):
     def said(*options):
         code, out, _ = launched("translate", f"--workdir={tiny_run}", *options, "the cat", "a dog")
@@ -208,6 +211,7 @@ def language_model(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_language_model_goes_on_with_texts(launched, language_model):
     prompts = ("the black cat", "a", "")
     code, out, err = launched("generate", f"--workdir={language_model}", *prompts)
@@ -239,6 +243,7 @@ def test_bits_a_byte_are_of_the_texts_that_were_scored(language_model):
     )
 
 
+@pytest.mark.slow
 def test_a_language_model_draws_by_the_seed_and_stops_at_a_length(launched, language_model):
     def said(*options):
         arguments = (f"--workdir={language_model}", "--max_new_tokens=5", *options, "the")

@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.runs import parameters as parameters_of
 from experiments.settings import saved_config
@@ -16,6 +17,7 @@ KINDS = {"entropy", "first", "last", "padding", "diagonality", "links"}
 SITES = {"encoder.attention", "decoder.attention", "decoder.cross"}
 
 
+@pytest.mark.slow
 def test_evaluations_log_and_draw_what_heads_do_and_training_is_as_without(
     tiny_run, parameters, tmp_path
 ):

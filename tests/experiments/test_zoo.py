@@ -129,6 +129,7 @@ def test_a_shuffled_text_brings_its_length(tmp_path):
     np.testing.assert_array_equal(other["target_out"], batch["target_out"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     ["copy_task", "t5_1b:span_corruption", "emoji_captions", "emoji_llava", "help_pages:both"],

@@ -50,6 +50,7 @@ def test_it_equals_numpy_and_has_no_other_parameters():
     close(found, whole(tokens), ulps=1000)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("positions", ["rope", "relative"])
 @pytest.mark.parametrize("scan", [False, True])
 def test_beams_that_go_on_from_one_another_and_go_back_equal_the_whole(positions, scan):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import crossattn as xa
 from crossattn.functional import flatten
@@ -59,6 +60,7 @@ def fitted(params, pattern, shift, steps=300):
     return trainable.join(own, frozen), of_adam
 
 
+@pytest.mark.slow
 def test_cross_attention_alone_learns_another_task_and_is_all_that_a_delta_stores(tmp_path):
     parent, _ = fitted(xa.init(build, jax.random.key(0)), None, shift=0)
     child, state = fitted(parent, "[.]cross[.]", shift=1)

@@ -85,6 +85,7 @@ def expected(prefix=PREFIX):
     return [[plain_greedy(log_p, LENGTH)] for log_p in each]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_token_by_token_equals_the_whole_text(name):
     build, params = flamingo(name)
@@ -104,6 +105,7 @@ def test_token_by_token_equals_the_whole_text(name):
         close(found[:, j], whole(name)(tokens[:, j], IMAGES, PLACES)[1])
 
 
+@pytest.mark.slow
 def test_it_says_greedily_what_the_uncached_model_says():
     found = run()
     assert [texts(found, row) for row in range(BATCH)] == expected()
@@ -125,6 +127,7 @@ def test_its_beams_are_those_of_a_plain_beam_search_and_their_attention_is_kept(
     assert not said[..., :3].any()
 
 
+@pytest.mark.slow
 def test_it_contrasts_what_a_plain_loop_contrasts():
     found = run(candidates=K, alpha=0.5)
     model = xa.functional.bind(*flamingo("scanned"))
@@ -135,6 +138,7 @@ def test_it_contrasts_what_a_plain_loop_contrasts():
         assert texts(found, row) == [plainly[:LENGTH]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["prompt", "model"])
 def test_a_draft_changes_nothing(draft):
     if draft == "prompt":
@@ -148,6 +152,7 @@ def test_a_draft_changes_nothing(draft):
     assert [texts(found, row) for row in range(BATCH)] == expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_prompts_of_unlike_lengths_are_padded_on_the_left(options):
     prompts = [PREFIX[0].tolist(), PREFIX[1, :2].tolist(), [5, 6, 7, 8, 9]]

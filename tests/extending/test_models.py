@@ -59,6 +59,7 @@ def test_tokens_read_the_last_image_before_them():
         np.testing.assert_array_equal(first, PLACES[:, image])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_learns_and_eight_devices_give_what_one_gives(name, in_production):
     build, inputs = MODELS[name]

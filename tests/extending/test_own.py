@@ -33,6 +33,7 @@ def commands():
         yield shlex.split(line.partition(" #")[0])
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
     own(tmp_path, monkeypatch)
     for launcher, *words in commands():

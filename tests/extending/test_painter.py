@@ -86,6 +86,7 @@ def test_the_condition_gates_it_open_and_a_new_painter_ignores_time_and_words():
     close(call(other, x, jnp.zeros(4), padded), early, ulps=1000)
 
 
+@pytest.mark.slow
 def test_what_it_learns_is_the_known_velocity():
     rng, words = np.random.default_rng(2), np.repeat(WORDS, 50, axis=0)
     time = rng.uniform(0.1, 1, 200).astype(np.float32)

@@ -114,6 +114,7 @@ def test_a_token_depends_on_nothing_after_it():
         np.testing.assert_array_equal(differs.argmax(-1), (chunk + 1) * CHUNK - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_rows_with_padding_that_go_back_read_the_chunks_of_their_own_text(num_beams):
     padding, J = np.array([0, 2]), num_beams
@@ -190,6 +191,7 @@ def test_a_whole_memory_is_replaced_by_one_of_another_length():
     close(compiled(decoded, model, one, other), expected, ulps=1000)
 
 
+@pytest.mark.slow
 def test_every_parameter_learns_and_eight_devices_give_what_one_gives(in_production):
     tokens, mesh = np.resize(TOKENS, (4, T)), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 

@@ -72,6 +72,7 @@ def test_frames_said_one_by_one_are_those_of_the_whole():
     assert np.any(np.abs(shuffled - frames) > 0.1), "letters matter"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_several_sequences_of_frames_go_on_from_one_another_and_go_back(scan):
     """Frames [B J T F] with sizes of all axes unlike, and rows that differ in their position."""

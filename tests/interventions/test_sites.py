@@ -63,6 +63,7 @@ def bound(name):
     return xa.functional.bind(every_model.build_of(name), every_model.params_of(name))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", every_model.NAMES)
 def test_a_program_without_interventions_is_that_of_the_model(name):
     model, example = bound(name), example_of(name)
@@ -72,6 +73,7 @@ def test_a_program_without_interventions_is_that_of_the_model(name):
     assert intervene(model, {}) is model
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
     model, example = bound(name), example_of(name)
@@ -102,6 +104,7 @@ def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
     close(outputs(run(model, same, **example)), result, ulps=2000)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan):
     params, example = oracle.random_params(build(scan=scan)), given()
@@ -163,9 +166,10 @@ class Repeated(nnx.Module):
         return self.layers(x)[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("remat", [False, True])
 def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, share, remat):
     build = lambda rngs: Repeated(rngs, scan=scan, share=share, remat=remat)  # noqa: E731
     model = xa.functional.bind(build, oracle.random_params(build))

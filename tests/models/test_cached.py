@@ -29,6 +29,7 @@ def steps(model, states, tokens, **options):
     return jnp.moveaxis(logits, 0, -2), *weights
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("positions", "scan"),
     [
@@ -56,6 +57,7 @@ def test_cached_steps_of_a_language_model_equal_its_full_forward(positions, scan
     np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("scan", "changes"),
     [

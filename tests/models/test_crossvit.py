@@ -46,6 +46,7 @@ def test_a_vit_equals_numpy():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_class_token_reads_the_other_branch_and_nothing_else_crosses():
     build, params = built("crossvit", stages=1)
     model = xa.functional.bind(build, params)

@@ -32,6 +32,16 @@ PADDED = [name for name in NAMES if any(np.shape(x) != np.shape(example(name)[ke
 every = pytest.mark.parametrize("name", NAMES)
 
 
+def some(names, *quick):
+    """The names, all but some of them for `make test-all`."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+# Of each kind one: states, latents, two inputs, chunks.
+KINDS = ("decoder", "perceiver_io", "retro", "transformer", "whisper")
+one_of_each_kind = pytest.mark.parametrize("name", some(NAMES, *KINDS))
+
+
 @every
 def test_its_example_has_rows_and_padding(name):
     """The tests below rely on this."""
@@ -53,11 +63,6 @@ def test_it_is_built_without_a_mesh_and_its_parameters_are_a_plain_dict(name):
     assert all(len(axes[path]) == x.ndim for path, x in params.items())
 
 
-def some(names, *quick):
-    """The names, all but some of them for `make test-all`."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
 @pytest.mark.parametrize("name", some(NAMES, "bert", "decoder", "transformer_tts", "whisper"))
 def test_compiled_it_gives_what_it_gives_step_by_step(name):
     given = jax.tree.map(jnp.asarray, (params_of(name), example(name)))
@@ -65,7 +70,7 @@ def test_compiled_it_gives_what_it_gives_step_by_step(name):
 
 
 @pytest.mark.parametrize(("name", "cached"), [
-    *[(name, False) for name in NAMES],
+    *[pytest.param(name, False, marks=[pytest.mark.slow] * (name not in KINDS)) for name in NAMES],
     *[pytest.param(name, True, marks=[pytest.mark.slow] * (name not in ("decoder", "transformer")))
       for name in STEPPING],
 ])  # fmt: skip
@@ -86,7 +91,7 @@ def test_it_keeps_the_promises_of_models(name, cached):
     assert (("no leakage", "each token") in kept) == (name in STEPPING)
 
 
-@every
+@one_of_each_kind
 def test_in_bfloat16_it_is_near(name):
     run = jax.jit(functools.partial(call, name, dtype=jnp.bfloat16))
     found, exact = run(params_of(name), example(name)), output(name)
@@ -94,7 +99,7 @@ def test_in_bfloat16_it_is_near(name):
     assert 0 < np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
 
 
-@every
+@one_of_each_kind
 def test_its_parameters_are_saved_and_loaded_bit_by_bit(name, tmp_path):
     params, step = jax.tree.map(jnp.asarray, params_of(name)), jnp.int32(3)
     checkpoints = Checkpoints(tmp_path)
@@ -105,7 +110,7 @@ def test_its_parameters_are_saved_and_loaded_bit_by_bit(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
-@every
+@one_of_each_kind
 def test_it_is_exported_to_tpus_and_gpus(name, in_production):
     package("flatbuffers", "test")
     run = jax.jit(functools.partial(call, name))
@@ -126,18 +131,7 @@ SEARCHES = {
 """Each search with the method that its states need."""
 
 
-# Of those that read as the transformer or the decoder does, these two.
-SEARCHED = (
-    "decoder",
-    "transformer",
-    "pointer_generator",
-    "retro",
-    "rnn_encoder_decoder",
-    "whisper",
-)
-
-
-@pytest.mark.parametrize("name", some(GENERATING, *SEARCHED))
+@pytest.mark.parametrize("name", some(GENERATING, "rnn_encoder_decoder", "transformer"))
 def test_every_search_that_its_states_allow_scores_a_text_as_it_is_scored_whole(name):
     reads, written = every_model.read_and_written(name)
     build, options = build_of(name), dict(batch=2, max_new_tokens=3, eos_id=())

@@ -93,6 +93,7 @@ def test_images_stand_in_the_text_as_words_do(positions):
     close(found, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_prompts_with_images_go_on_as_those_with_words_for_them_by_every_search(search):
     """Rows have two images, one and none, and prompts of unlike lengths."""

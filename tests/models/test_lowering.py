@@ -11,7 +11,7 @@ from tests.models.every_model import NAMES
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(NAMES[::4], id="every fourth model"),
+        pytest.param(NAMES[::8], id="every eighth model"),
         pytest.param(NAMES, id="every model", marks=pytest.mark.slow),
     ],
 )

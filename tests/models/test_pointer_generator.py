@@ -91,6 +91,7 @@ def mixture(p, config, source, target, valid):
     return np.log(found), a
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_equations_with_their_gradients(name):
     (build, params), config = model_of(name), CONFIGS[name]
@@ -139,6 +140,7 @@ def test_the_distribution_over_the_vocabulary_sums_to_one_also_where_nothing_can
         np.testing.assert_allclose(log_p[2], -np.log(V), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["one head", "only points"])
 def test_padding_is_never_copied(name):
     """Neither its token nor its vector reaches a probability; in packed rows neither do other texts."""

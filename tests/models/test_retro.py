@@ -106,6 +106,7 @@ def test_a_token_depends_on_nothing_after_it_through_neighbours_either():
         assert differs[row, first:].all()  # of chunks that are not next by way of self-attention
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("changes", [{}, {"scan": True}, {"positions": "rope"}, {"interval": 1}])
 def test_without_neighbours_it_is_the_plain_decoder(changes):
     build, params = made(**changes)
@@ -123,6 +124,7 @@ def test_without_neighbours_it_is_the_plain_decoder(changes):
     assert np.abs(run(jnp.asarray(TOKENS), neighbours=FOUND) - expected)[:, M - 1 :].max() > 0.1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("changes", [{}, {"scan": True}, {"positions": "rope"}])
 def test_decoding_while_neighbours_come_equals_the_whole_text(changes):
     build, params = made(**changes)

@@ -58,6 +58,7 @@ def loss_of(hidden, module=jnp):
     return module.sin(3 * hidden).sum()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_equations_of_the_papers_with_their_gradients(name):
     (build, params), config = model_of(name), CONFIGS[name]

@@ -129,6 +129,7 @@ def test_a_row_equals_its_pages(run):
     close(run(*second, np.ones((1, 2), np.int32))[0], found[2, 2:], ulps=1000)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("reads", ["both", "text", "picture"])
 def test_every_parameter_learns_and_what_is_not_read_has_none(reads):
     build = lambda rngs: SelfDoc(selfdoc.tiny(reads=reads), rngs=rngs)  # noqa: E731

@@ -82,6 +82,7 @@ def test_a_token_reads_the_neighbours_of_the_last_whole_chunk(T, chunk, relative
     assert T < chunk or np.any(expected[0][0] != 0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("pieces", [[1] * 10, [2, 7, 1]], ids=["one by one", "in pieces"])
 def test_parts_of_a_text_read_by_position_what_the_whole_reads(pieces, relative):

@@ -31,6 +31,7 @@ def logits_of(model):
     return np.asarray(model.decode_step(SOURCE[:, None, :3], states)[0])
 
 
+@pytest.mark.quick(1)
 @FORMS
 def test_weights_that_were_rounded_before_give_the_same_logits_to_the_bit(changes):
     model = xa.functional.bind(*made("bfloat16", **changes))

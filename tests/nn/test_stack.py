@@ -226,9 +226,10 @@ def scanned_periods(layers, period):
     return {str(i): stack_layers(own(i)) for i in range(period)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "remat"),
-    [pytest.param(False, True, marks=pytest.mark.slow), (True, False)],
+    [(False, True), (True, False)],
     ids=["own-remat", "shared-kept"],
 )
 def test_a_period_of_unlike_blocks_scans_as_it_loops(share, remat):

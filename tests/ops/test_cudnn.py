@@ -45,6 +45,7 @@ def _here_is_a_gpu(monkeypatch):
         yield
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("item", in_two_stages(GRADIENTS))
 def test_outputs_and_gradients_are_the_oracles(item):
     testing.check(xa.attend, testing.cases()[item.case])

@@ -37,6 +37,7 @@ def on_tpu(call, *arguments):
         return compiled(call, *arguments)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("as_bias", [False, True], ids=["mask", "bias"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_masked_reaches_neither_output_nor_gradient(case, as_bias):

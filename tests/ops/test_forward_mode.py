@@ -158,6 +158,7 @@ def test_the_product_of_few_rows_keeps_its_derivatives_in_a_loop():
     close(found, expected)
 
 
+@pytest.mark.slow
 def test_a_whole_model_has_products_with_its_hessian():
     config = transformer.tiny(encoder_layers=1, decoder_layers=1)
 

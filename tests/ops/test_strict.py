@@ -79,6 +79,7 @@ def test_statistics_parts_and_split_memories():
     np.testing.assert_allclose(xa.merge(*first, *second)[0], xa.attend(*QKV), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("positions", ["rope", "relative", "alibi"])
 def test_models_train_and_decode(positions):
     block = transformer.tiny().block

@@ -82,11 +82,13 @@ LSE = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("backend", "name"), LSE)
 def test_the_log_sum_exp_and_its_gradient_are_the_oracles(backend, name):
     testing.check_lse(functools.partial(xa.attend, backend=backend), CASES[name])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("backend", "name"), [("splash", "some_rows_read_nothing"), ("flash_tpu", "bias_and_mask")]
 )

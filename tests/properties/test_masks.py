@@ -31,6 +31,7 @@ def taken(attend, case):
         assert attend.keywords["backend"] not in (None, "reference")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("backend", [None, "cpu", "chunked", "reference", "jax_nn"])
 @examples(10)
 @given(case=cases())

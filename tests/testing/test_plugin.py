@@ -48,6 +48,7 @@ def suite(folder, name, *options):
     return done.stdout + done.stderr, done.returncode
 
 
+@pytest.mark.slow
 def test_a_function_that_keeps_its_promises_passes_and_refusals_are_skipped(tmp_path):
     said, code = suite(tmp_path, "right", "--attention-quick", "-k", "positions or scale")
     assert code == 0, said

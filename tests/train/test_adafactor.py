@@ -85,6 +85,7 @@ def eleven_billion():
     return state_of("t5_11b")
 
 
+@pytest.mark.slow
 def test_eleven_billion_parameters_take_hardly_more_to_optimise(eleven_billion):
     state, _ = eleven_billion
     params, kept = (

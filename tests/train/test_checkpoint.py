@@ -161,6 +161,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, opened, state, tmp_path, damage):
     DAMAGES[damage](tmp_path / "checkpoints" / "3")

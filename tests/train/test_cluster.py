@@ -67,6 +67,7 @@ def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_s
     assert said == whole
 
 
+@pytest.mark.slow
 def test_sigterm_for_one_process_saves_one_checkpoint_on_all(
     two, reach, last_lines, whole, tmp_path
 ):
@@ -80,6 +81,7 @@ def test_sigterm_for_one_process_saves_one_checkpoint_on_all(
     assert last_lines(two(tmp_path / "run"))[0] == whole
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_is_told_there_and_ends_both(two, tmp_path):
     broken, other = two(tmp_path / "run", broken_in=0)
     code, stderr = ends_in_time(broken)

@@ -87,6 +87,7 @@ def test_goodput_counts_the_time_between_a_run_and_its_restart():
     assert metered(start=6, begun_with=state)[0]["goodput"] == 4 / 8
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("first", "steps", "stop_after"), [(6, 2, None), (2, 50, 3)])
 def test_steps_are_traced_as_the_settings_say(tmp_path, first, steps, stop_after):
     result = run(tmp_path, Log(stop_after), profile_first=first, profile_steps=steps)

@@ -83,6 +83,7 @@ def close(found, expected):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
@@ -105,6 +106,7 @@ def test_each_seed_is_its_run_alone(run, options, changes):
     assert found.totals["tokens"] == pytest.approx(sum(x.totals["tokens"] for x in alone))
 
 
+@pytest.mark.slow
 def test_each_number_of_a_sweep_is_its_run_alone(run):
     sweep = "optim.learning_rate=1e-3,2e-2;optim.weight_decay=0,0.5"
     found = run(replace(CONFIG, sweep=sweep, optim=replace(CONFIG.optim, schedule="cosine")))
@@ -134,6 +136,7 @@ def test_a_run_of_members_goes_on_to_the_same_bits(run):
     assert resumed.evaluation == whole.evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", [MeshConfig(seed=4, data=2), MeshConfig(seed=2, fsdp=2, data=2), MeshConfig()]
 )
@@ -173,6 +176,7 @@ def sent(compiled, mesh):
     return {axis for each in found if each.sent for axis in each.axes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [1, 2])
 def test_devices_of_different_members_send_each_other_nothing(data):
     config = replace(CONFIG, seeds=8 // data, mesh=MeshConfig(data=data, seed=8 // data))

@@ -182,6 +182,7 @@ def by_run(lines):
     return results
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_run_that_one_process_loads(two_processes, one_device):
     workdir, printed, silent = two_processes
     losses, main, _ = printed["whole"]

@@ -66,6 +66,7 @@ def copied(store, whole):
     return storage.folder(store)
 
 
+@pytest.mark.slow
 def test_a_run_copied_from_a_disk_goes_on_and_forgets_what_it_has_not_reached(copied, whole):
     assert load_params(copied / "checkpoints", param_shapes())[1] == 8
     storage.delete(copied / "checkpoints" / "8")
@@ -112,6 +113,7 @@ def test_a_checkpoint_that_was_not_committed_is_none(copied, whole, written):
     assert steps_in(copied / "checkpoints") == [6, 8]
 
 
+@pytest.mark.slow
 def test_resume_never_puts_the_old_run_aside(copied, whole):
     with pytest.raises(WorkdirMismatch, match="seed was 0, is 1"):
         run(copied, seed=1)

@@ -181,6 +181,7 @@ def test_a_delta_comes_as_int8_and_on_the_devices_of_its_base(base, tmp_path):
     same_bits(placed, after)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("pattern", [CROSS, "encoder", "norm|bias", "."])
 @pytest.mark.parametrize("kind", ["bart", "t5"])
 def test_rows_of_a_batch_equal_each_delta_alone(kind, pattern):
@@ -226,6 +227,7 @@ def test_a_delta_may_leave_what_another_changes_or_everything():
         np.testing.assert_allclose(found[number], whole[number], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_texts_of_each_row_are_those_of_its_delta(base, num_beams):
     _, model, params = base

@@ -70,6 +70,7 @@ def inputs(model):
     return (tokens,) if kind in ("bert", "gpt2") else (tokens, tokens)
 
 
+@pytest.mark.quick(1)
 def test_a_matrix_takes_a_quarter_of_the_bytes_and_moves_by_at_most_half_a_step_of_its_output(pair):
     _, params, small = pair
     held = xa.functional.flatten(small)
@@ -100,6 +101,7 @@ def test_logits_are_those_of_the_rounded_weights_and_near_the_whole_ones(pair):
     assert 0 < error < 0.05
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["t5", "whisper", "gpt2"])
 def test_a_search_under_jit_reads_int8_weights(kind):
     model = xa.weights.describe(checkpoints.ALL[kind])
@@ -118,6 +120,7 @@ def test_a_search_under_jit_reads_int8_weights(kind):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_rounded_as_looped_ones_are():
     configs = [transformer.tiny(scan=scan, decoder_layers=1) for scan in (False, True)]
     looped, scanned = (lambda rngs, c=c: Transformer(c, rngs=rngs) for c in configs)
@@ -152,6 +155,7 @@ def test_a_checkpoint_is_rounded_as_it_is_loaded_and_twice_is_once(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, small, quantize(model, small))
 
 
+@pytest.mark.slow
 def test_at_most_one_matrix_is_float_at_a_time(tmp_path):
     dim, inner = 8, 29  # a shape that nothing else has
     folder = checkpoints.fresh(checkpoints.T5 | dict(d_ff=inner, num_layers=3), tmp_path / "t5")

@@ -206,6 +206,7 @@ def plain_groups(model, groups, size, diversity, length, alpha):
     return sorted(sum(done, []), key=lambda c: -c[1])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("groups", "size", "alpha"), [(2, 2, 0.0), (3, 1, 0.0), (2, 2, 1.0), (3, 1, 2.5)]
 )

@@ -117,6 +117,7 @@ def chance(model, tokens, steered):
     return total
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
 @pytest.mark.parametrize("kind", ["model", "lookup"])
 def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):

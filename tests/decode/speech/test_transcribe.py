@@ -104,6 +104,7 @@ def filtered(logits, text):
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [{}, {"key": jax.random.key(2), "temperature": 0.7}])
 def test_a_guess_is_measured_among_the_tokens_that_the_rules_allow(model, drawn):
     """openai-whisper takes its mean of logits after its filters and before the temperature."""
@@ -121,6 +122,7 @@ def test_a_guess_is_measured_among_the_tokens_that_the_rules_allow(model, drawn)
         assert written.log_p[row] == pytest.approx(sum(log_p) / (n + 1), rel=1e-4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("times", [True, False])
 @pytest.mark.parametrize("said", [[], [65, 66, FIRST + 9]])
 def test_silence_is_likely_after_the_start_token_and_the_text_before_it(model, said, times):
