@@ -8,14 +8,10 @@ import shlex
 import sys
 import tomllib
 
-import jax
 import pytest
 
 from crossattn.__main__ import USAGE
 from crossattn.data.sources import phrases
-from crossattn.train import loop
-from crossattn.train.program import make_program
-from crossattn.train.sharding import make_mesh, put_batch
 from experiments import keys, launch
 from experiments.options import Options
 from experiments.settings import check
@@ -52,7 +48,7 @@ def commands_of(path):
 
 
 def first_steps():
-    """Commands that train, each program once, with the ``tiny`` variant of its config; slow but for one.
+    """Commands that train, each program once, with the ``tiny`` variant of its config.
 
     But for those that want eight devices, several processes, or files of the user, and for the ``tiny``
     variants themselves, which ``test_configs`` trains.
@@ -75,8 +71,7 @@ def first_steps():
             if not others and tiny.endswith(".py:tiny") and tiny != config:
                 continue
             given = (tiny, *others)
-            marks = () if tiny == config and not others else pytest.mark.slow
-            found.setdefault(given, pytest.param(given, marks=marks, id=" ".join(given)))
+            found.setdefault(given, pytest.param(given, id=" ".join(given)))
     return found.values()
 
 
@@ -166,29 +161,15 @@ def test_an_override_that_a_page_names_is_what_its_key_takes(page):
         assert text == "..." or known[name].takes(known[name].read(text.strip("'"))), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", first_steps())
-def test_a_command_that_trains_has_a_step(given, tmp_path, compiled_code, capsys, monkeypatch):
-    """The step of its first batch is traced, not compiled; ``test_configs`` trains."""
-    steps = []
-
-    def traced(task, values, workdir, *, initial, **_):
-        program = make_program(task, values, make_mesh(values.mesh))
-        data = loop.batches(task, values, program.mesh)
-        batch = put_batch(next(data), program.mesh, bool(values.members), program.along)
-        if initial is None:
-            state = jax.eval_shape(program.fresh, program.key)
-        else:
-            state = loop.fresh_state(program, initial)
-        state, metrics = jax.eval_shape(program.step, state, batch)
-        steps.append(metrics)
-        return loop.TrainResult("finished", 1, state, {}, {})
-
+def test_a_command_that_trains_takes_its_first_step(
+    given, tmp_path, compiled_code, capsys, monkeypatch
+):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)  # mostly short ones
-    monkeypatch.setattr(importlib.import_module("experiments.train"), "train", traced)
     given = (*given, "--config.train.steps=1", f"--workdir={tmp_path / 'run'}")
     with kept(compiled_code):
         assert start("train", *given) == 0, capsys.readouterr().err
-    assert "loss" in steps[0]["sums"] and steps[0]["finite"].dtype == bool
 
 
 def test_targets_of_make_and_commands_of_the_library_that_a_page_names_are_there(capsys):
