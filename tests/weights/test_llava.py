@@ -74,6 +74,15 @@ def test_an_early_config_of_a_half_of_clip_replaces_the_later_one():
     assert xa.weights.describe(checkpoints.WHOLE_CLIP | none).config == plain
 
 
+def test_a_size_that_a_half_of_clip_leaves_out_is_its_default_whatever_its_width():
+    """transformers writes no value of a nested config that is the default of its class."""
+    half = dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    config = checkpoints.WHOLE_CLIP | dict(text_config=half, vision_config=half)
+    found = xa.weights.describe(config).config
+    assert found.text.block.mlp.hidden == 2048
+    assert found.vision.block.mlp.hidden == 3072
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

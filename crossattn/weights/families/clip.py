@@ -54,7 +54,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     end = reads.get("eos_token_id", 49407)
     text = DecoderConfig(
         vocab_size=reads.get("vocab_size", 49408),
-        block=_block(reads, dim=512, heads=8, dtype=dtype),
+        block=_block(reads, dim=512, heads=8, mlp_dim=2048, dtype=dtype),
         layers=reads.get("num_hidden_layers", 12),
         max_length=reads.get("max_position_embeddings", 77),
         input=InputConfig(scale=1.0),
@@ -77,7 +77,7 @@ def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[V
     """Returns config and rules of the tower of pictures: all of it, or ``layers`` layers without a norm."""
     depth = settings.get("num_hidden_layers", 12)
     config = ViTConfig(
-        _block(settings, dim=768, heads=12, dtype=dtype),
+        _block(settings, dim=768, heads=12, mlp_dim=3072, dtype=dtype),
         layers=depth if layers is None else layers,
         patch_size=pair_of(settings.get("patch_size", 32)),
         image_size=pair_of(settings.get("image_size", 224)),
@@ -99,13 +99,12 @@ def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[V
     return config, Rules(_VISION, unused=unused, beside=beside, flat=("patches.class_token",))
 
 
-def _block(settings: Settings, *, dim: int, heads: int, dtype: Any) -> BlockConfig:
-    """Returns a block of either tower; ``dim`` and ``heads`` are defaults."""
-    dim = settings.get("hidden_size", dim)
+def _block(settings: Settings, *, dim: int, heads: int, mlp_dim: int, dtype: Any) -> BlockConfig:
+    """Returns a block of either tower; ``dim``, ``heads`` and ``mlp_dim`` are transformers' defaults."""
     return BlockConfig.of(
-        dim,
+        settings.get("hidden_size", dim),
         settings.get("num_attention_heads", heads),
-        settings.get("intermediate_size", 4 * dim),
+        settings.get("intermediate_size", mlp_dim),
         activation=settings.activation("hidden_act", "quick_gelu"),
         norm_epsilon=settings.get("layer_norm_eps", 1e-5),
         attention_dropout_rate=settings.get("attention_dropout", 0.0),
