@@ -90,7 +90,7 @@ class Parsed(Exception):
     """A benchmark has read its command line."""
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=named)
 @pytest.mark.filterwarnings("ignore:.*slow.*")
 def test_the_python_of_a_page_runs_as_printed_in_order(page):

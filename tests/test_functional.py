@@ -143,6 +143,7 @@ def test_logical_axes_have_the_structure_of_the_parameters(params):
     assert jax.tree.structure(params) == jax.tree.structure(axes, is_leaf=is_axes)
 
 
+@pytest.mark.slow
 def test_pmap_of_gradients_is_the_gradient_of_all_rows():
     model = lambda rngs: Transformer(tiny(), rngs=rngs)  # noqa: E731
     params = xa.init(model, jax.random.key(0))

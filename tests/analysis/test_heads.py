@@ -17,7 +17,7 @@ from tests.models import every_model
 NAMES = ["encoder.attention", "decoder.attention", "decoder.cross"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_numbers_are_those_of_the_weights(scan):
     model, batch = model_of(scan=scan), given(rows=3, padding=2)
@@ -84,6 +84,7 @@ def test_sequences_that_read_one_memory_have_statistics_of_their_own():
     np.testing.assert_array_equal(stats.argmax, np.where(w.any(-1), w.argmax(-1), -1))
 
 
+@pytest.mark.slow
 def test_queries_of_padding_that_read_a_picture_are_not_counted():
     """A picture has no padding, so that rows after the end of a caption read it too."""
     q, k = (jax.random.normal(jax.random.key(i), (1, T, 2, 8)) for i, T in enumerate((5, 7)))

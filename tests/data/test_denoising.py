@@ -144,6 +144,7 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(texts, object
     assert same(joined(parts, 20), take(one, 20))
 
 
+@pytest.mark.quick(1)
 def test_every_epoch_has_noise_of_its_own(texts, objective):
     iterator, chunks = train(texts, objective), denoising._chunks(texts, objective)
     sources: dict[tuple, set] = {}

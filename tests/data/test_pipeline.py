@@ -142,6 +142,7 @@ def test_every_epoch_has_an_order_of_its_own(pairs, tokenizer):
     assert Counter(epochs[0]) == Counter(epochs[1]) and epochs[0] != epochs[1]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("mode", "share"), [("pack", 0.0), ("pack", 1.0), ("bucket", 0.0)])
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, share, count):

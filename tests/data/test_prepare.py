@@ -86,6 +86,7 @@ def contents(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("mode", "options", "share"),
     [
@@ -120,6 +121,7 @@ def test_files_do_not_depend_on_the_number_of_processes(corpus):
     assert contents(folders[0]) == contents(folders[1])
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_keeps_what_is_whole_and_ends_with_the_same_files(corpus):
     given = corpus("killed", size=4000)
     process = started(given)

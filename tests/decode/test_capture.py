@@ -49,7 +49,7 @@ SEARCHES = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "scan"),
     [*((name, False) for name in SEARCHES), ("beams", True), ("speculative", True)],

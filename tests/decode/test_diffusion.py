@@ -123,6 +123,7 @@ def test_following_the_best_model_gives_the_known_end_of_each_noise(process, sam
     np.testing.assert_allclose(found, MEAN + SPREAD * z, atol=0.02)
 
 
+@pytest.mark.slow
 def test_ancestral_samples_have_the_mean_and_the_spread_of_the_data():
     process, x = DDPM(), jnp.asarray(RNG.normal(size=(10_000, 3)), jnp.float32)
     way = DDIM(1000, eta=1.0)

@@ -43,6 +43,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_length_is_that_of_the_text_through_its_end(name):
     search, beams = SEARCHES[name]
@@ -64,6 +65,7 @@ def test_a_length_is_that_of_the_text_through_its_end(name):
                 assert length == (ended if limit else 0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_beams": 3}, {"candidates": 3}, {"draft": PromptLookup(jnp.asarray(SOURCE), 3)}],

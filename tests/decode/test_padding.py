@@ -71,6 +71,7 @@ def test_an_encoder_alone_hides_what_it_names():
     np.testing.assert_array_equal(unasked, jax.jit(plain.encode)(PADDED, SEGMENTS).vectors)
 
 
+@pytest.mark.slow
 def test_frames_are_translated_in_buckets_as_they_are():
     build, params = hearer()
     found = jax.jit(lambda x: generate(bound((build, params)), x, max_new_tokens=5))(FRAMES)

@@ -43,6 +43,7 @@ def check(pair, **options):
     return together
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
@@ -126,6 +127,7 @@ def test_padding_is_nothing_that_was_said(options):
     assert found.lengths[1, 0] < LENGTH
 
 
+@pytest.mark.slow
 def test_drafts_change_nothing():
     pair = language_model(seed=3)
     small = bound(language_model(seed=4, layers=1))
@@ -139,6 +141,7 @@ def test_drafts_change_nothing():
         np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 
+@pytest.mark.slow
 def test_targets_of_a_source_may_begin_unlike():
     build, params = translator()
     call = jax.jit(

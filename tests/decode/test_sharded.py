@@ -20,6 +20,7 @@ def test_eight_devices_decode_what_one_decodes(found, name):
     assert found[name] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["beams", "text", "gradients"])
 def test_explicit_mesh_axes_change_nothing(found, name):
     assert found[f"{name} on explicit axes"] == ""

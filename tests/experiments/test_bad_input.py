@@ -23,6 +23,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_code_2_and_one_line(environment, tmp_path):
     command = [sys.executable, "-m", "experiments.train", "--config=configs/no.py"]
     done = subprocess.run(
@@ -162,6 +163,7 @@ def test_gold_links_that_the_data_does_not_have_claim_no_work_directory(refused,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
     before = contents(copied_run)
     changes = ("--config.data.truncation=cut", "--config.train.steps=4")
@@ -249,6 +251,7 @@ def test_data_out_of_reach_say_which_file_goes_where(refused, monkeypatch, tmp_p
     assert all(part in line for part in (*said, str(tmp_path / "data" / "downloads")))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
     given = (TINY, "--config.optim.learning_rate=1e30", f"--workdir={tmp_path}")
     line = refused("train", *given)

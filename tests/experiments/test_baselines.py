@@ -1,6 +1,7 @@
 """Baselines solve what they can see, and nothing else."""
 
 import numpy as np
+import pytest
 
 from experiments import baselines
 from experiments.baselines import Examples, predictions
@@ -20,6 +21,7 @@ def drawn(count):
     return Examples({"boxes": numbers, "words": words, "picture": noise}, labels)
 
 
+@pytest.mark.slow
 def test_each_kind_solves_what_it_can_see():
     train, validation, other = drawn(600), drawn(150), drawn(300)
     found = predictions(train, validation, other)

@@ -136,6 +136,7 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     ]
 
 
+@pytest.mark.slow
 def test_a_blind_model_finds_no_picture(params):
     config = emoji_captions.get_config("tiny")
     config.data.blind = True
@@ -144,6 +145,7 @@ def test_a_blind_model_finds_no_picture(params):
     assert bench.ranks_of(blind, params, examples).tolist() == [4] * 4
 
 
+@pytest.mark.slow
 def test_outcomes_are_the_loss_of_each_caption_in_its_family(task, params):
     examples, found = task.examples("test"), task.outcomes(params, "test")
     nll, weight = np.array(found["nll"]), np.array(found["weight"])
@@ -156,6 +158,7 @@ def test_outcomes_are_the_loss_of_each_caption_in_its_family(task, params):
     assert found["group"] == [e["group"] for e in examples] and len(set(found["group"])) > 1
 
 
+@pytest.mark.slow
 def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
     examples = [task.examples("validation")[i] for i in range(4)]
     _, together = task.texts(params, examples)
@@ -320,6 +323,7 @@ def test_captions_of_the_users_own_pictures_are_learnt(tmp_path, kind, languages
                 next(task.train_iterator(0, 1))
 
 
+@pytest.mark.slow
 def test_pictures_that_cannot_be_read_are_counted_and_not_scored(tmp_path, monkeypatch):
     rows = [{"caption": f"{'light' if i % 2 else 'dark'} number {i}"} for i in range(60)]
     table(tmp_path, rows)
@@ -359,6 +363,7 @@ def pictures(tmp_path):
     return [str(path) for path in paths]
 
 
+@pytest.mark.slow
 def test_pictures_are_captioned_and_drawn(workdir, launched, tmp_path, pictures):
     plot, page = tmp_path / "read.png", tmp_path / "page.png"
     drawn = (f"--plot={plot}", f"--gallery={page}")
@@ -406,6 +411,7 @@ def test_pictures_are_explored_head_by_head(workdir, launched, tmp_path, picture
         np.testing.assert_allclose(said, own[kept], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_captioned_is_one_line(workdir, launched, refused, tiny_run, pictures):
     (good, _, broken), run = pictures, f"--workdir={workdir}"
     code, out, err = launched("caption", run, broken, good, "--language=de", "--num_beams=2")
@@ -420,6 +426,7 @@ def test_what_cannot_be_captioned_is_one_line(workdir, launched, refused, tiny_r
     assert "is a translation, not a captioning or interleaved" in said
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_a_table_a_language(workdir, capsys, monkeypatch):
     package("pycocoevalcap", "captions")
     monkeypatch.setattr("sys.argv", ["captions", str(workdir), "--limit=8"])

@@ -83,6 +83,7 @@ def test_the_accuracy_of_a_run_is_that_of_its_probabilities(launched, tmp_path):
         assert results["accuracy"] == pytest.approx(np.mean(probabilities.argmax(-1) == classes))
 
 
+@pytest.mark.slow
 def test_baselines_are_fitted_to_what_the_config_reads():
     found = make_task(emoji_group.get_config("caption,tiny")).baselines("test")
     accuracy = {name.removesuffix("_accuracy"): value for name, value in found.items()}

@@ -48,6 +48,7 @@ def test_the_same_picture_in_any_mode_is_of_the_same_class(run, launched, tmp_pa
     assert dict.fromkeys(lines) == {lines[0]: None}
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_named_and_does_not_stop_the_others(run, launched, refused, tmp_path):
     good, broken = tmp_path / "good.png", tmp_path / "broken.png"
     Image.fromarray(COLOURS).resize((300, 40)).save(good)
@@ -60,6 +61,7 @@ def test_a_broken_file_is_named_and_does_not_stop_the_others(run, launched, refu
     assert "got no picture" in refused("classify", run)
 
 
+@pytest.mark.slow
 def test_what_is_read_is_drawn_for_each_picture(run, launched, tmp_path):
     for name in ("a", "b"):
         Image.fromarray(COLOURS).save(tmp_path / f"{name}.png")

@@ -20,6 +20,7 @@ def task(request):
     return make_task(help_cloze.get_config(f"{request.param},tiny"))
 
 
+@pytest.mark.quick(1)
 def test_only_the_answer_counts_in_packed_rows(task):
     batch = next(task.train_iterator(0, 1))
     told, tokenizer = np.asarray(task.told(batch)), task.corpus.tokenizer

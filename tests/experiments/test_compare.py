@@ -105,6 +105,7 @@ def test_differences_are_paired_also_those_of_texts(runs):
     assert bleu[0][3] == "baseline" and float(bleu[1][3].removeprefix("p = ")) < 0.01
 
 
+@pytest.mark.slow
 def test_texts_with_groups_are_drawn_by_them(runs):
     for name in "ab":
         groups = [i // 2 for i in range(20)]
@@ -162,6 +163,7 @@ def test_groups_of_texts_are_their_own_where_they_are_some_of_the_examples(runs)
     assert texts is not None and list(texts.groups) == [i // 4 for i in range(20)]
 
 
+@pytest.mark.slow
 def test_translations_are_drawn_by_the_families_of_their_examples(monkeypatch):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)
     task = make_task(rnn_translation.get_config("none,tiny"))

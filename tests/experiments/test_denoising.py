@@ -42,6 +42,7 @@ def test_evaluation_gives_the_loss_in_nats_and_bits_and_some_samples(run, launch
         assert out.count(name) == 3
 
 
+@pytest.mark.slow
 def test_a_sample_shows_what_was_read_and_what_was_there(run):
     config = t5_1b.get_config("tiny")
     task = make_task(config, run / "assets")
@@ -53,6 +54,7 @@ def test_a_sample_shows_what_was_read_and_what_was_there(run):
     assert written.split(maxsplit=1)[1] == was.split(maxsplit=1)[1] == "the black cat sees two dogs"
 
 
+@pytest.mark.slow
 def test_heads_of_a_run_can_be_watched(run):
     """What each head does is computed on a batch of the task's own making, source and target."""
     task = make_task(saved_config(run), run / "assets")
@@ -66,6 +68,7 @@ def test_objectives_are_read_off_the_config():
     assert objective(t5_1b.get_config("prefix_lm").data, 32000) == PrefixLM(512, 512)
 
 
+@pytest.mark.slow
 def test_places_in_a_row_are_distances_enough(run):
     """Relative positions of packed texts: the loss of the batch is that of each text in a row alone."""
     task = make_task(t5_1b.get_config("tiny,prefix_lm"), run / "assets")

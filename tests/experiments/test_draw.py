@@ -54,7 +54,7 @@ def batch_of(task):
     return jax.tree.map(jnp.asarray, dict(next(iter(task.eval_batches("test", None)))))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["flow", "data_flow", "ddpm"])
 def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, process):
     config = get_config("ddpm,tiny" if process == "ddpm" else "tiny")
@@ -95,6 +95,7 @@ def test_the_loss_is_the_squared_error_of_the_velocity_or_the_noise(params, proc
     assert np.abs(again - given["x"]).max() > 0.1 and given["key"] is not None
 
 
+@pytest.mark.slow
 def test_a_share_of_the_captions_is_not_read_in_training_alone(task, params):
     given = {}
 
@@ -134,6 +135,7 @@ def test_guidance_0_draws_the_same_whatever_the_text_and_1_what_the_caption_says
     close(found, task.bind(params)(noise, jnp.ones(2), *given), ulps=5000)
 
 
+@pytest.mark.slow
 def test_the_path_of_a_picture_and_what_each_step_read(task, params):
     x, path, times, weights = task.drawer(params, return_path=True)(["a red circle"], 0)
     np.testing.assert_array_equal(x, task.drawer(params)(["a red circle"], 0))
@@ -144,6 +146,7 @@ def test_the_path_of_a_picture_and_what_each_step_read(task, params):
     assert not weights[..., count:].any()
 
 
+@pytest.mark.slow
 def test_texts_are_drawn_in_batches_each_with_its_own_noise(task, params, monkeypatch):
     task.config.evaluate.batch_size = 3
     texts = ["a red circle"] * 5
@@ -152,6 +155,7 @@ def test_texts_are_drawn_in_batches_each_with_its_own_noise(task, params, monkey
     assert len({picture.tobytes() for picture in found}) == 5
 
 
+@pytest.mark.slow
 def test_a_right_share_is_that_of_pictures_that_show_their_captions(task, params, monkeypatch):
     examples = task.examples("validation", 8)
     pictures = np.stack([each["image"] for each in examples])
@@ -179,6 +183,7 @@ def test_a_report_has_the_interval_of_the_right_share_over_captions(task, monkey
     assert found["right_guidance_3_high"] == expected.high
 
 
+@pytest.mark.slow
 def test_baselines_are_of_the_same_noise_and_better_than_nothing(task, params):
     found = task.baselines("validation")
     task.bind, before = lambda _: lambda x, *_, **__: jnp.zeros_like(x), task.bind
@@ -244,6 +249,7 @@ def test_a_picture_and_its_growth_are_drawn(workdir, launched, tmp_path):
     assert {"red", "circle", "above", "a"} <= set(words)
 
 
+@pytest.mark.slow
 def test_several_texts_are_numbered_and_a_wrong_one_stops_no_other(workdir, launched, tmp_path):
     texts = ("a red circle", "a giraffe", "A blue frame")
     files = (f"--out={tmp_path}/x.png", f"--gallery={tmp_path}/all.png")
@@ -267,6 +273,7 @@ def test_each_text_is_drawn_with_each_guidance_from_the_same_noise(workdir, laun
     np.testing.assert_array_equal(found[3], np.asarray(Image.open(tmp_path / "x.png")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -44,6 +44,7 @@ def views_of(path):
     ]
 
 
+@pytest.mark.slow
 def test_a_page_has_the_attention_of_each_text(opened, tiny_run, launched, tmp_path):
     out = tmp_path / "page.html"
     code, said, _ = launched("explore", f"--workdir={tiny_run}", TEXT, "</script>", f"--out={out}")
@@ -188,6 +189,7 @@ def test_a_port_that_is_taken_is_one_line(tiny_run, refused):
         assert f"port {port} of 127.0.0.1 is taken" in said
 
 
+@pytest.mark.slow
 def test_questions_to_a_run_are_read_or_refused_in_a_line(reader):
     with serving(reader.answer, 8000) as server:
         status, said, _ = asked(server, "POST", "/read", TEXT.encode())

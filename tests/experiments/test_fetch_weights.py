@@ -91,6 +91,7 @@ def test_a_packaged_annalog_computes_what_its_own_code_computes(tmp_path, monkey
     assert model.ids == {"bos_id": 2, "eos_id": 3, "pad_id": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (fetch.cache_dir() / "weights" / "annalog").is_dir(),
     reason="not fetched yet: python -m experiments.fetch_weights annalog",
@@ -195,6 +196,7 @@ SPOKEN = {  # by the package's own code
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (fetch.cache_dir() / "weights" / "g2p-en").is_dir(),
     reason="not fetched yet: python -m experiments.fetch_weights g2p-en",

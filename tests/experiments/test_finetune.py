@@ -85,10 +85,8 @@ def fine_tuned(pairs, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [k if k == "t5" else pytest.param(k, marks=pytest.mark.slow) for k in tiny_checkpoints.known()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", tiny_checkpoints.known())
 def test_a_step_trains_what_is_asked_for_and_the_run_is_a_checkpoint_again(
     kind, fine_tuned, launched, parameters, tmp_path
 ):
@@ -109,9 +107,8 @@ def test_a_step_trains_what_is_asked_for_and_the_run_is_a_checkpoint_again(
     jax.tree.map(np.testing.assert_array_equal, flatten(model[1]), after)
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k == "t5" else pytest.param(k, marks=pytest.mark.slow) for k in CLASSES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CLASSES)
 def test_transformers_reads_it_with_equal_logits(kind, fine_tuned, parameters, launched, tmp_path):
     torch, transformers = peer("torch"), peer("transformers")
     _, run = fine_tuned(kind)
@@ -157,7 +154,7 @@ def test_a_run_goes_on_and_is_scored_without_the_folder_that_it_began_from(
         moved.rename(given)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bart", "mbart", "t5"])
 def test_the_loss_is_that_of_the_labels_that_its_tokenizer_makes(kind, pairs):
     """Compares it with the softmax of the loaded model, by its tokenizer and ``target_in``."""
@@ -267,6 +264,7 @@ def test_a_run_that_lost_what_it_began_from_is_not_begun_anew(tmp_path):
         open_checkpoint(config_of("tiny:t5"), tmp_path / "assets")
 
 
+@pytest.mark.slow
 def test_a_whisper_writes_down_recordings_in_their_order():
     config = config_of("tiny:whisper", "transcription")
     task = make_task(config)

@@ -200,6 +200,7 @@ def test_the_loss_of_the_head_is_that_of_its_rows_and_columns(batch, options, la
     np.testing.assert_allclose(found, rows + columns, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_head_teaches_no_other_head(batch, options):
     learnt = jax.grad(lambda weights: parts_of(batch, options, weights)[1])(jnp.asarray(WEIGHTS))
     layers, _, heads, rows, _ = np.nonzero(np.abs(np.asarray(learnt)) > 1e-6)

@@ -242,6 +242,7 @@ def test_ctrl_c_before_training_is_one_line(launched, monkeypatch):
     assert launched("train") == (130, "", "stopped.\n")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_on_is_no_error(environment):
     command = f"{sys.executable} -m experiments.train --help=config | head -n 1"
     done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True)

@@ -35,6 +35,7 @@ def test_only_cross_attention_of_a_trained_model_is_trained_on(
     assert code == 0 and "going on from the checkpoint of step 2" in out
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_with_the_same(
     tiny_run, launched, parameters, tmp_path
 ):
@@ -47,6 +48,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_with_the_same(
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_named_before_a_folder_is_claimed(tiny_run, refused, tmp_path):
     def said(*changes):
         workdir = tmp_path / "run"

@@ -96,6 +96,7 @@ def test_a_row_has_one_language_and_a_family_only_once():
     assert all(len({text[:2] for text in row["target"]}) == 1 for row in rows.once(4))
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_share_a_language():
     config = emoji_flamingo.get_config("tiny")
     config.data.name, config.data.together = "shapes/en,de", "language"
@@ -241,6 +242,7 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
     assert watched["nll"] != watched["nll_shuffled"] and np.isfinite(watched["nll_shuffled"])
 
 
+@pytest.mark.slow
 def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
     examples = open_source("shapes", "validation")
     order = np.random.default_rng(0).permutation(len(examples)).tolist()

@@ -14,6 +14,7 @@ from experiments.tasks import make_task
 from tests.peers import package
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_over_its_lag(tiny_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lag, "_TEXT", dict(newest=(1,), k=(1,), unit=1))
     monkeypatch.setattr(lag, "_ROWS", 4)

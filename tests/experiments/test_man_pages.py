@@ -12,6 +12,7 @@ from experiments.settings import check
 from experiments.tasks import make_task
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_task_is_the_cross_entropy_of_the_mixture():
     task = make_task(man_pages.get_config("copy,tiny"))
     task.config.loss.chunks = 4

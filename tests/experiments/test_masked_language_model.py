@@ -102,6 +102,7 @@ def test_chunks_hold_fewer_logits_and_the_loss_is_that_of_all(config):
     np.testing.assert_allclose(task.loss(params, batch, jax.random.key(1))[0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_frame(monkeypatch):
     config = finetune.get_config("masked_language_model,tiny")
     check(config)
@@ -119,6 +120,7 @@ def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_fram
     np.testing.assert_array_equal(seen["positions"], batch["target_positions"])
 
 
+@pytest.mark.slow
 def test_baselines_count_the_masked_tokens_and_see_no_masked_neighbour():
     task = make_task(masked_bytes.get_config("tiny"))
     found, rows = task.baselines("test"), task._rows("test")

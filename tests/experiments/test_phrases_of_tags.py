@@ -109,6 +109,7 @@ def test_methods_without_a_model_weigh_words():
     assert bench.proportion("", "un").weights.shape == (1, 0)
 
 
+@pytest.mark.slow
 def test_an_evaluation_logs_the_f1_of_tags_if_asked(tiny_run, monkeypatch):
     task = make_task(saved_config(tiny_run), tiny_run / "assets")
     params = parameters(task, tiny_run)

@@ -74,6 +74,7 @@ def test_a_token_is_a_letter_or_a_phoneme_without_its_stress():
     assert len(tokenizer.encode("K AE1 T B AO1 L")) == 6 + 2
 
 
+@pytest.mark.slow
 def test_a_run_writes_of_each_word_what_its_translator_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)
     config = rnn_translation.get_config("none,tiny")

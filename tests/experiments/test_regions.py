@@ -59,6 +59,7 @@ def test_baselines_read_what_the_model_reads(task):
     assert find("regions")(config).vectors("test")[0]["boxes"].shape == (len(labels), 14)
 
 
+@pytest.mark.slow
 def test_without_boxes_a_region_is_seen_in_its_place_alone(task):
     """Boxes change nothing; where a region stands in the order of its page does."""
     params = task.init(jax.random.key(0))
@@ -130,6 +131,7 @@ def test_what_cannot_be_trained_or_read_is_one_line(refused, tmp_path, task):
         task.read_page({}, {"id": "none", "text": []})
 
 
+@pytest.mark.slow
 def test_outcomes_are_the_scores_by_region_and_know_which_texts_are_new(task):
     params = task.init(jax.random.key(0))
     results = task.report(params, "test")

@@ -50,6 +50,7 @@ def test_windows_are_given_the_passages_of_their_own_chunks(folder):
     assert asked > 90 and right == asked
 
 
+@pytest.mark.slow
 def test_passages_of_the_split_itself_are_of_other_documents(folder):
     task = task_of(folder, passages="train")
     windows = task.retrieval.windows("train")
@@ -78,6 +79,7 @@ def test_a_report_counts_tokens_bytes_and_overlaps_once(folder):
     assert counted == sum(size - M for size in sizes if size > M)
 
 
+@pytest.mark.slow
 def test_blind_it_reads_nothing_and_a_plain_decoder_takes_the_same_windows(folder):
     task, blind = task_of(folder), task_of(folder, blind=True)
     batch = next(iter(task.eval_batches("test", None)))
@@ -102,6 +104,7 @@ def test_the_two_models_of_the_help_have_as_many_parameters():
     assert abs(counts[0] / counts[1] - 1) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_text_that_retrieves_as_it_is_written_is_that_of_whole_texts(folder):
     task = task_of(folder)
     params, tokenizer = task.init(jax.random.key(1)), task.corpus.tokenizer

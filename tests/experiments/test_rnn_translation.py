@@ -11,6 +11,7 @@ from experiments.settings import check
 from experiments.tasks import make_task
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("variant", ["luong", "none"])
 def test_a_report_has_alignments_where_there_is_attention(variant, monkeypatch):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)

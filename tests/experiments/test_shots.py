@@ -37,6 +37,7 @@ def test_rows_end_in_the_examples_that_an_evaluation_scores(task, params):
         assert len(row.images) == 3 and len(row.told) == 2 and {*row.told} <= captions
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_the_tokens_of_the_last_caption(task, params):
     """A row of one picture is what a caption alone reads, whose weights the task computes by itself."""
     example = open_source("shapes", "validation")[0]
@@ -53,6 +54,7 @@ def test_attention_is_that_of_the_tokens_of_the_last_caption(task, params):
     np.testing.assert_allclose(ended, known[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_is_to_the_last_picture(task, params):
     examples = open_source("shapes", "validation")
     own, other = (examples[number]["image"] for number in (0, 1))

@@ -7,6 +7,7 @@ import pytest
 from crossattn.train.records import read_run
 from experiments import launch
 from experiments.train import split_sweep
+from tests.conftest import with_devices
 from tests.experiments.conftest import ROOT
 
 COPY = f"--config={ROOT}/configs/copy_task.py:tiny"
@@ -66,7 +67,9 @@ def test_a_value_that_no_key_takes_is_refused_before_the_first_run(refused, tmp_
 
 
 @pytest.mark.slow
-def test_values_that_change_shapes_are_trained_one_after_the_other(launched, tmp_path):
+def test_values_that_change_shapes_are_trained_one_after_the_other(launched, tmp_path, monkeypatch):
+    for name, value in with_devices(1).items():  # each value is a process of its own
+        monkeypatch.setenv(name, value)
     code, out, err = launched(
         "train", COPY, f"--workdir={tmp_path}", "--sweep=model.encoder_layers=1,2", *QUICK
     )

@@ -109,6 +109,7 @@ def test_the_loss_is_that_of_its_definition(task, params, batch):
         assert float(sums[name]) == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_times_teach_each_layer_which_letter_a_group_says(task, params):
     """A letter of tones lasts a group, so group t says letter t, and the end follows the last."""
     config = config_file.get_config("tiny")
@@ -157,6 +158,7 @@ def test_times_that_examples_lack_are_refused(monkeypatch):
         task.examples("validation")
 
 
+@pytest.mark.slow
 def test_a_share_of_the_steps_is_not_told_the_frame_before_and_only_in_training(
     params, batch, monkeypatch
 ):
@@ -215,6 +217,7 @@ def test_the_nearest_sentence_is_the_one_of_the_same_words():
     assert nearest(known, ["select the cell", "close the window", "open the files"]) == [1, 2, 0]
 
 
+@pytest.mark.slow
 def test_a_report_scores_what_is_spoken_and_baselines_are_those_of_the_data(task, params):
     found = task.report(params, "validation", limit=3)
     assert found["spoken_texts"] == 3 and found["spoken_warped"] > 0
@@ -258,6 +261,7 @@ def test_the_launcher_writes_sound_and_a_picture(launched, workdir, tmp_path):
         assert file.getframerate() == 16000 and 0 < file.getnframes() <= 12 * HOP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -274,6 +278,7 @@ def test_the_launcher_refuses_in_a_line(launched, workdir, tmp_path, given, mess
     assert code == 2 and message in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_wav_and_no_file_at_all_are_refused(launched, workdir):
     code, _, err = launched("speak", f"--workdir={workdir}", "bad", "--out=a.mp3")
     assert code == 2 and "ends in .wav" in err
@@ -292,6 +297,7 @@ def test_letters_refuse_what_they_do_not_have():
     assert letters.prepare("abcabcabc").tolist() == [2, 3, 4, 2, 3, 4, 2, 1]
 
 
+@pytest.mark.slow
 def test_the_benchmark_hears_the_model_and_the_recordings_say_the_same_sentences(task, params):
     texts, sounds = understood.spoken(task, params, "validation", 3)
     assert texts == [example["source"] for example in task.examples("validation", 3)]

@@ -118,6 +118,7 @@ def test_tokens_begin_where_attention_computed_by_transformers_says(transcriber,
 
 
 # It leaves the file of its vocabulary open.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_word_times_are_those_of_openai_whisper(transcriber, heard):

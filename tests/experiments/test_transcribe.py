@@ -78,6 +78,7 @@ def test_the_generation_config_is_what_transformers_asks_for(folder):
 any_character = pytest.mark.filterwarnings("ignore::crossattn.viz.GlyphWarning")
 
 
+@pytest.mark.slow
 @any_character
 def test_files_are_transcribed_with_times_of_words(folder, wav, capsys, tmp_path):
     assert start("transcribe", wav, f"--model={folder}") == 0
@@ -90,6 +91,7 @@ def test_files_are_transcribed_with_times_of_words(folder, wav, capsys, tmp_path
     assert picture.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_phrases_are_told_with_their_times(folder, wav, capsys):
     assert start("transcribe", wav, f"--model={folder}", "--timestamps") == 0
     said = capsys.readouterr().out
@@ -141,6 +143,7 @@ def test_a_sound_is_explored_in_every_head(folder, wav, launched, tmp_path):
     assert code == 2 and err.startswith(f"error: {bad} cannot be read as sound")
 
 
+@pytest.mark.slow
 @any_character
 def test_a_bad_file_does_not_stop_the_others_and_each_has_its_picture(
     folder, wav, launched, tmp_path
@@ -208,6 +211,7 @@ def multilingual(folder, tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_a_task_and_a_language_are_told_to_the_model(multilingual, wav, capsys, monkeypatch):
     told, write = [], windows.write
 
@@ -265,6 +269,7 @@ def test_a_name_on_the_hub_is_fetched(folder, wav, capsys, refused, monkeypatch)
     assert "there is no folder huge; if it is a name on the Hugging Face hub: pip install" in said
 
 
+@pytest.mark.slow
 def test_a_vocabulary_in_two_files_is_read(folder, wav, capsys, refused, tmp_path):
     """As fine-tuned checkpoints have it, without tokenizer.json."""
     made = shutil.copytree(folder, tmp_path / "made")

@@ -70,6 +70,7 @@ def test_values_of_other_names_are_heard_and_written(task):
         other.refuse_unready()
 
 
+@pytest.mark.slow
 def test_times_teach_each_layer_where_a_token_is_said():
     """A letter of tones lasts two vectors of the encoder, so letters a to b have their middle at a + b."""
     config = speech.get_config("tiny")

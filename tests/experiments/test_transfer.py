@@ -74,6 +74,7 @@ def test_a_child_keeps_the_english_tokenizer_and_table_and_has_its_own_source(fa
         assert changed == {k for k in before if any(part in k for part in parts)}
 
 
+@pytest.mark.slow
 def test_a_child_from_scratch_has_the_tokenizer_and_nothing_else(family, parameters):
     before, after = (flatten(parameters(family[name])) for name in ("parent", "scratch"))
     kernels = [k for k in before if k.endswith("kernel")]
@@ -93,6 +94,7 @@ def test_random_cross_attention_begins_afresh_and_the_rest_does_not(
         assert np.array_equal(before[name], after[name]) == (".cross." not in name)
 
 
+@pytest.mark.slow
 def test_a_child_goes_on_with_its_own_tokenizers(family, german, launched, tmp_path):
     run = shutil.copytree(family["cross"], tmp_path / "run")
     given = (german, f"--config.init.from={family['parent']}", "--config.train.steps=3")
@@ -101,6 +103,7 @@ def test_a_child_goes_on_with_its_own_tokenizers(family, german, launched, tmp_p
     assert tokenizers(run) == tokenizers(family["cross"])
 
 
+@pytest.mark.slow
 def test_prepared_data_of_a_child_have_the_tokenizers_of_its_run(
     family, german, launched, tmp_path
 ):
@@ -114,6 +117,7 @@ def test_prepared_data_of_a_child_have_the_tokenizers_of_its_run(
     assert is_prepared(make_task(saved, family["cross"] / "assets").corpus._prepared)
 
 
+@pytest.mark.slow
 def test_a_child_without_the_parents_target_tokenizer_is_refused(
     family, tiny_run, german, refused, tmp_path
 ):
@@ -183,6 +187,7 @@ def test_a_run_begins_from_a_delta_as_from_its_run(family, german, launched, par
     assert tokenizers(tmp_path / "run") == tokenizers(family["cross"])
 
 
+@pytest.mark.slow
 def test_a_delta_of_another_base_is_refused_and_a_moved_base_named(
     family, launched, refused, tmp_path
 ):

@@ -31,6 +31,7 @@ def results(tiny_run, tmp_path_factory):
     return json.loads((workdir / "results-test.json").read_text())
 
 
+@pytest.mark.slow
 def test_evaluation_writes_every_number(results):
     assert results["split"] == "test" and results["sentences"] == LIMIT
     assert results["num_beams"] == 1 and results["cut_sources"] == 0
@@ -104,6 +105,7 @@ def test_the_attention_of_the_search_is_that_of_its_own_text(tiny_run):
         task.translator(params).attended(sources)
 
 
+@pytest.mark.slow
 def test_sentences_may_come_from_standard_input(launched, refused, tiny_run, monkeypatch):
     def give(raw):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
@@ -120,6 +122,7 @@ def test_sentences_may_come_from_standard_input(launched, refused, tiny_run, mon
     assert said in refused("translate", run)
 
 
+@pytest.mark.slow
 def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
     picture = tmp_path / "cat.png"
     arguments = ("the black cat", "--num_beams=2", f"--plot={picture}")
@@ -129,6 +132,7 @@ def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
     assert min(pixels.shape[:2]) > 50 and pixels[..., :3].std() > 0.01
 
 
+@pytest.mark.slow
 def test_the_best_of_a_beam_come_with_their_scores(launched, tiny_run):
     sentences = ("the black cat", "two dogs")
     asked = (f"--workdir={tiny_run}", "--num_beams=3")
@@ -157,6 +161,7 @@ def test_drawn_translations_follow_the_seed_and_narrow_draws_are_greedy(launched
     assert said("--top_k=1", "--top_p=0.5", "--temperature=2") == said()
 
 
+@pytest.mark.slow
 def test_no_sequence_of_tokens_comes_twice_where_that_is_asked_for(launched, tiny_run):
     """A model that has hardly learnt repeats tokens, though none of the longest sequence it can say."""
     asked = (f"--workdir={tiny_run}", "the black cat and the dog")
@@ -230,6 +235,7 @@ def test_a_language_model_goes_on_with_texts(launched, language_model):
         assert line == tokenizer.decode(ids)
 
 
+@pytest.mark.slow
 def test_bits_a_byte_are_of_the_texts_that_were_scored(language_model):
     task = make_task(saved_config(language_model), language_model / "assets")
     tokenizer, most = task.corpus.tokenizer, task.config.data.target_len
@@ -256,6 +262,7 @@ def test_a_language_model_draws_by_the_seed_and_stops_at_a_length(launched, lang
     assert said("--top_k=1", "--temperature=2") == said() == said("--num_beams=1")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_gone_on_with_is_refused(refused, language_model, tiny_run):
     said = refused("generate", f"--workdir={language_model}", "the black cat " * 40)
     assert "tokens with its beginning; expected at most 32" in said

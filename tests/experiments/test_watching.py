@@ -40,6 +40,7 @@ def test_evaluations_log_and_draw_what_heads_do_and_training_is_as_without(
     assert logged[16][entropy] != logged[32][entropy]
 
 
+@pytest.mark.slow
 def test_padding_that_is_read_is_counted(tiny_run, monkeypatch):
     """The share of weight on padding is 0 by a mask alone: without one, the statistic shows it."""
     task = make_task(saved_config(tiny_run), tiny_run / "assets")

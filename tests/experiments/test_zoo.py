@@ -26,6 +26,7 @@ def test_every_config_is_a_row_or_is_the_same_as_one():
     assert sorted(names) == sorted(found)
 
 
+@pytest.mark.slow
 def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypatch, tmp_path):
     good, bad = get_config("lm_small", "tiny"), get_config("lm_small", "tiny")
     good.train.steps, bad.model.num_heads = 4, 5
@@ -41,6 +42,7 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     assert "failed" in err and "**none**" in err  # after four steps
 
 
+@pytest.mark.slow
 def test_the_validation_split_is_scored_alone_to_choose_steps(launched, monkeypatch, tmp_path):
     config = get_config("lm_small", "tiny")
     config.train.steps, scored = 2, []
@@ -129,7 +131,7 @@ def test_a_shuffled_text_brings_its_length(tmp_path):
     np.testing.assert_array_equal(other["target_out"], batch["target_out"])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["copy_task", "t5_1b:span_corruption", "emoji_captions", "emoji_llava", "help_pages:both"],

@@ -50,7 +50,7 @@ def test_it_equals_numpy_and_has_no_other_parameters():
     close(found, whole(tokens), ulps=1000)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rope", "relative"])
 @pytest.mark.parametrize("scan", [False, True])
 def test_beams_that_go_on_from_one_another_and_go_back_equal_the_whole(positions, scan):
@@ -74,6 +74,7 @@ def test_beams_that_go_on_from_one_another_and_go_back_equal_the_whole(positions
     close(*jax.jit(both)(params), ulps=1000)
 
 
+@pytest.mark.slow
 def test_searches_find_what_plain_loops_over_numpy_find():
     def run(**options):
         search = lambda p: generate(  # noqa: E731

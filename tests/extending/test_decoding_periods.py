@@ -85,7 +85,7 @@ def expected(prefix=PREFIX):
     return [[plain_greedy(log_p, LENGTH)] for log_p in each]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_token_by_token_equals_the_whole_text(name):
     build, params = flamingo(name)
@@ -114,6 +114,7 @@ def test_it_says_greedily_what_the_uncached_model_says():
     np.testing.assert_array_equal(drawn.tokens, found.tokens)
 
 
+@pytest.mark.slow
 def test_its_beams_are_those_of_a_plain_beam_search_and_their_attention_is_kept():
     found = run(num_beams=3, capture=Capture())
     for row in range(BATCH):

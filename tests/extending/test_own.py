@@ -71,6 +71,7 @@ def test_own_keys_are_held_to(mine, refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_flags_of_other_tasks_are_refused(mine, launched, refused, tmp_path):
     workdir = f"--workdir={tmp_path / 'run'}"
     assert launched("train", mine, workdir, "--config.train.steps=1")[0] == 0

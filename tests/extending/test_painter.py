@@ -104,6 +104,7 @@ def test_what_it_learns_is_the_known_velocity():
     assert own < 0.02 and shuffled > 0.5
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_keys_and_its_words():
     words = jnp.asarray(np.repeat(WORDS, 64, axis=0))
     found = np.asarray(sampled(trained(), words, jax.random.key(1)))

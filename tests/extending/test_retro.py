@@ -73,6 +73,7 @@ def written(params, prompt, length, layout=()):
     return tokens, jnp.moveaxis(logits, 0, 1)
 
 
+@pytest.mark.slow
 def test_generating_with_retrieval_equals_whole_texts():
     prompt = jnp.asarray(TOKENS[:, :4])
     tokens, logits = written(PARAMS, prompt, T)
@@ -86,6 +87,7 @@ def test_generating_with_retrieval_equals_whole_texts():
     np.testing.assert_allclose(without[:, : CHUNK - 1], logits[:, : CHUNK - 1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_scanned_retro_retrieves_too():
     params, layers = dict(PARAMS), PARAMS["decoder"]["stack"]["layers"]
     period = {

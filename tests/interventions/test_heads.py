@@ -33,6 +33,7 @@ def losses(model, edits, example):
     return -jnp.take_along_axis(found, example["target_in"][:, 1:, None], -1).sum((1, 2))
 
 
+@pytest.mark.slow
 def test_all_knockouts_of_one_program_are_those_of_a_program_each():
     model, example = model_of(), given()
     one = jax.jit(lambda edits: losses(model, edits, example))
@@ -49,6 +50,7 @@ def test_all_knockouts_of_one_program_are_those_of_a_program_each():
     np.testing.assert_array_equal(off, np.eye(12))
 
 
+@pytest.mark.slow
 def test_importance_is_the_mean_size_of_the_difference_quotient_of_each_example():
     model, example = model_of(), given(rows=3)
     found = jax.jit(lambda: importance(model, lambda edits: losses(model, edits, example)))()
@@ -79,6 +81,7 @@ def test_gates_have_the_distribution_of_the_paper():
     np.testing.assert_array_equal(hard_concrete(jnp.array([-9.0, 0.0, 9.0])), [0, 0.5, 1])
 
 
+@pytest.mark.slow
 def test_trained_gates_shut_the_heads_that_the_loss_does_without():
     """Of four heads in two layers, the loss wants the outputs with two: the penalty shuts the others."""
     model, example = model_of(), given()
@@ -102,7 +105,8 @@ def test_trained_gates_shut_the_heads_that_the_loss_does_without():
 KEPT = np.array([[True, False], [False, True]])
 
 
-@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [False, True])
 def test_a_pruned_model_computes_what_scales_of_zero_leave_and_is_smaller(scan):
     model, example = model_of(scan=scan), given()
     sites = ("encoder.attention.heads", "decoder.attention.heads", CROSS)

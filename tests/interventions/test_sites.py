@@ -63,7 +63,7 @@ def bound(name):
     return xa.functional.bind(every_model.build_of(name), every_model.params_of(name))
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", every_model.NAMES)
 def test_a_program_without_interventions_is_that_of_the_model(name):
     model, example = bound(name), example_of(name)
@@ -73,7 +73,7 @@ def test_a_program_without_interventions_is_that_of_the_model(name):
     assert intervene(model, {}) is model
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
     model, example = bound(name), example_of(name)
@@ -88,6 +88,7 @@ def test_every_model_has_heads_to_scale_and_scales_of_one_change_no_bit(name):
         assert np.any(less != whole), site
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
     model, example = bound(name), example_of(name)
@@ -104,7 +105,7 @@ def test_captured_activations_put_in_place_of_themselves_change_nothing(name):
     close(outputs(run(model, same, **example)), result, ulps=2000)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan):
     params, example = oracle.random_params(build(scan=scan)), given()
@@ -125,6 +126,7 @@ def test_a_head_at_zero_is_a_head_whose_output_kernel_is_zero_in_every_bit(scan)
             np.testing.assert_array_equal(found, whole(xa.functional.nest(flat), example))
 
 
+@pytest.mark.slow
 def test_a_scanned_stack_is_edited_and_captured_as_a_looped_one():
     looped = model_of()
     params = xa.functional.flatten(xa.functional.params_of(looped))
@@ -198,6 +200,7 @@ def test_layers_of_a_period_and_layers_that_share_have_edits_of_their_own(scan, 
     assert np.all(np.abs(jax.jit(jax.grad(loss))(factors)) > 0)
 
 
+@pytest.mark.slow
 def test_positions_and_parts_of_a_memory_are_scaled():
     model, example = model_of(), given()
     _, found = run(model, None, **example, capture=["decoder.cross"])
@@ -218,6 +221,7 @@ def test_positions_and_parts_of_a_memory_are_scaled():
     close(less["decoder.cross.heads"][0], np.einsum("bnts,bsnh->btnh", weights, values))
 
 
+@pytest.mark.slow
 def test_an_activation_of_another_run_is_patched_in_where_a_mask_says():
     model, example = model_of(), given()
     other = example | {"source": (example["source"] + 7) % 60}
@@ -244,6 +248,7 @@ def test_an_activation_of_another_run_is_patched_in_where_a_mask_says():
     assert len({float(np.abs(x - clean).sum()) for x in patched}) == 12
 
 
+@pytest.mark.slow
 def test_a_search_decodes_an_edited_model_through_its_caches():
     model, example = model_of(), given()
     edits = knockout(model, "decoder.attention.heads", 1, 0) | knockout(
@@ -285,6 +290,7 @@ def test_rows_at_different_positions_hand_out_their_activations():
     assert found["decoder.+feedforward"].shape == (2, 2, 1, 32)
 
 
+@pytest.mark.slow
 def test_rows_at_different_positions_are_edited_each_as_it_is_alone():
     model = xa.functional.bind(every_model.build_of("decoder"), every_model.params_of("decoder"))
     texts, lengths = jnp.array([[3, 4], [5, 6]]), jnp.array([1, 2])

@@ -57,7 +57,7 @@ def test_cached_steps_of_a_language_model_equal_its_full_forward(positions, scan
     np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scan", "changes"),
     [

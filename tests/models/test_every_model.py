@@ -63,6 +63,7 @@ def test_it_is_built_without_a_mesh_and_its_parameters_are_a_plain_dict(name):
     assert all(len(axes[path]) == x.ndim for path, x in params.items())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", some(NAMES, "bert", "decoder", "transformer_tts", "whisper"))
 def test_compiled_it_gives_what_it_gives_step_by_step(name):
     given = jax.tree.map(jnp.asarray, (params_of(name), example(name)))
@@ -91,6 +92,7 @@ def test_it_keeps_the_promises_of_models(name, cached):
     assert (("no leakage", "each token") in kept) == (name in STEPPING)
 
 
+@pytest.mark.quick(1)
 @one_of_each_kind
 def test_in_bfloat16_it_is_near(name):
     run = jax.jit(functools.partial(call, name, dtype=jnp.bfloat16))
@@ -131,6 +133,7 @@ SEARCHES = {
 """Each search with the method that its states need."""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", some(GENERATING, "rnn_encoder_decoder", "transformer"))
 def test_every_search_that_its_states_allow_scores_a_text_as_it_is_scored_whole(name):
     reads, written = every_model.read_and_written(name)

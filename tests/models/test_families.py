@@ -78,6 +78,7 @@ def test_an_optimiser_of_flax_does_not_see_the_sinusoids_and_params_have_them():
     np.testing.assert_allclose(params["positions.table"][0], np.repeat([0, 1], 16))
 
 
+@pytest.mark.slow
 def test_padding_changes_no_vector_of_a_real_token():
     module = bound(Bert, bert.tiny(pooler=True, next_sentence=True))
     encode = jax.jit(lambda *given: module.encode(*given).vectors)

@@ -35,6 +35,7 @@ def logits_of_idefics(name, tensors):
     return jax.jit(lambda p: xa.apply(build, p, tokens, **options))(params)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", idefics.CASES)
 def test_its_logits_are_those_of_idefics(name):
     tensors, expected = idefics.golden(name)
@@ -88,7 +89,7 @@ def test_text_that_reads_no_image_and_a_call_without_images_agree():
     close(found, with_none)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_rows_say_with_prompts_of_unlike_lengths_what_they_say_alone(scan):
     build, params = model(scan=scan)

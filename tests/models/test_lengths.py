@@ -99,6 +99,7 @@ def test_schemes_without_a_table_and_packed_rows_have_no_limit():
     assert np.isfinite(packed).all()
 
 
+@pytest.mark.slow
 def test_texts_that_fill_the_table_are_written_to_their_end():
     build, params = pair(Transformer)
     small = pair(Transformer, transformer.tiny(**SHALLOW))

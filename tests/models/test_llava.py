@@ -113,6 +113,7 @@ def test_prompts_with_images_go_on_as_those_with_words_for_them_by_every_search(
     assert len({tuple(row) for row in np.asarray(found.tokens)[:, 0].tolist()}) == 3
 
 
+@pytest.mark.slow
 def test_a_projector_of_one_layer_is_linear_and_a_class_token_may_stay():
     tower = vit.tiny(num_classes=None, image_size=(8, 8), output_norm="none")
     build, params = model(vision=tower, keep_class_token=True, projector_layers=1)
@@ -133,6 +134,7 @@ def test_a_projector_of_one_layer_is_linear_and_a_class_token_may_stay():
             Llava(llava.tiny(**changes), rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_an_image_without_its_tokens_and_tokens_without_an_image_are_refused(in_production):
     made = xa.functional.bind(*model())
     places = np.array([[1], [-1]])

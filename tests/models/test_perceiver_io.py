@@ -101,6 +101,7 @@ def test_padding_of_texts_beside_pictures_changes_nothing():
     np.testing.assert_allclose(call(params, short)[0], found[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["picture", "both"])
 def test_every_parameter_learns(name):
     config = CONFIGS[name]
@@ -140,6 +141,7 @@ def test_both_cross_attentions_give_their_weights():
     np.testing.assert_array_equal(inputs[2, ..., 22:], 0)
 
 
+@pytest.mark.slow
 def test_values_and_keys_may_differ_in_size_and_queries_be_left_out():
     """The output is linear in what the values say, so that twice the output matrix is twice the output."""
     block = BlockConfig.of(32, 2, 64, cross_heads=4, cross_head_dim=3)
@@ -152,6 +154,7 @@ def test_values_and_keys_may_differ_in_size_and_queries_be_left_out():
     assert np.ptp(np.asarray(queries(nothing)), axis=1).max() == 0  # all queries alike
 
 
+@pytest.mark.slow
 def test_a_diagonal_start_reads_its_own_place_with_the_same_parameters():
     """Before any training the most of each row of weights lies near the diagonal; a random start has none."""
     block = BlockConfig.of(dim=64, num_heads=2, mlp_dim=64)

@@ -91,7 +91,7 @@ def mixture(p, config, source, target, valid):
     return np.log(found), a
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_equations_with_their_gradients(name):
     (build, params), config = model_of(name), CONFIGS[name]
@@ -140,7 +140,7 @@ def test_the_distribution_over_the_vocabulary_sums_to_one_also_where_nothing_can
         np.testing.assert_allclose(log_p[2], -np.log(V), rtol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one head", "only points"])
 def test_padding_is_never_copied(name):
     """Neither its token nor its vector reaches a probability; in packed rows neither do other texts."""
@@ -201,6 +201,7 @@ def test_without_copying_it_is_a_transformer():
     close(found, jax.nn.log_softmax(logits), ulps=2000)
 
 
+@pytest.mark.slow
 def test_a_word_of_the_source_alone_can_be_written():
     """Only pointing writes only tokens of the source, by beams too."""
     build, params = model_of("only points")

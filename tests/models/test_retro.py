@@ -124,7 +124,7 @@ def test_without_neighbours_it_is_the_plain_decoder(changes):
     assert np.abs(run(jnp.asarray(TOKENS), neighbours=FOUND) - expected)[:, M - 1 :].max() > 0.1
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"scan": True}, {"positions": "rope"}])
 def test_decoding_while_neighbours_come_equals_the_whole_text(changes):
     build, params = made(**changes)
@@ -145,6 +145,7 @@ def test_decoding_while_neighbours_come_equals_the_whole_text(changes):
     close(stepped(params), expected, ulps=2000)
 
 
+@pytest.mark.slow
 def test_neighbours_of_a_prompt_are_given_to_prefill_and_those_of_the_rest_later():
     @jax.jit
     def decoded(params, tokens, found):

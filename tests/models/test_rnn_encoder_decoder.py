@@ -58,7 +58,7 @@ def loss_of(hidden, module=jnp):
     return module.sin(3 * hidden).sum()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_equations_of_the_papers_with_their_gradients(name):
     (build, params), config = model_of(name), CONFIGS[name]
@@ -94,6 +94,7 @@ def test_it_is_the_equations_of_the_papers_with_their_gradients(name):
         )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["bahdanau", "luong, general", "luong, local-p", "none"])
 def test_a_packed_row_equals_its_texts_alone(name):
     (build, params), config = model_of(name), CONFIGS[name]
@@ -269,6 +270,7 @@ def test_it_streams_in_buckets():
     np.testing.assert_array_equal(streamed, expected)
 
 
+@pytest.mark.slow
 def test_what_needs_more_than_its_states_have_is_refused_in_a_sentence():
     build, params, _ = talkative("bahdanau")
     model, draft = xa.functional.bind(build, params), PromptLookup(SOURCE, 2)

@@ -106,6 +106,7 @@ def run():
     return jax.jit(lambda *page: xa.apply(model, params, *page))
 
 
+@pytest.mark.slow
 def test_padding_of_regions_and_of_texts_changes_nothing(run):
     found = run(TOKENS, BOXES, PICTURES, SEGMENTS)
     there = SEGMENTS > 0
@@ -129,7 +130,7 @@ def test_a_row_equals_its_pages(run):
     close(run(*second, np.ones((1, 2), np.int32))[0], found[2, 2:], ulps=1000)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", ["both", "text", "picture"])
 def test_every_parameter_learns_and_what_is_not_read_has_none(reads):
     build = lambda rngs: SelfDoc(selfdoc.tiny(reads=reads), rngs=rngs)  # noqa: E731

@@ -212,6 +212,7 @@ def test_returned_weights_are_a_distribution_over_real_source_tokens():
     assert not weights[:, 1, :, 3:].any()
 
 
+@pytest.mark.slow
 def test_every_parameter_gets_a_gradient_where_layers_are_scanned():
     own = dict(positions="relative", tie_output=False, source_vocab_size=50)
     config = tiny(encoder_layers=1, scan=True, **own)

@@ -93,6 +93,7 @@ def generated(params, search, source, letters, key=None):
     return generate_frames(bound(params), source, letters, search=search, key=key)
 
 
+@pytest.mark.slow
 def test_groups_generated_one_by_one_are_those_of_the_whole():
     search = UntilStop(6, threshold=1 - 1e-6, capture=Capture())
     found = generated(PARAMS, search, SOURCE, LETTERS)
@@ -135,6 +136,7 @@ def test_a_row_ends_at_its_stop_and_the_others_go_on():
     np.testing.assert_array_equal(found.segment_ids.sum(-1), found.lengths)
 
 
+@pytest.mark.slow
 def test_a_key_drops_features_of_the_prenet_alike_whatever_the_batch():
     search, keys = UntilStop(5, threshold=0.999), jax.random.split(jax.random.key(3), 2)
     plain = generated(PARAMS, search, SOURCE, LETTERS).groups
@@ -155,6 +157,7 @@ def test_a_search_refuses_what_it_cannot_do(given, message):
         UntilStop(**given)
 
 
+@pytest.mark.slow
 def test_the_relative_part_of_logits_is_a_sum_in_float32():
     """Sums of numbers of bfloat16, 256 and 257, whose nearest of bfloat16 are one."""
     block = xa.nn.BlockConfig.of(32, 2, 64, norm_first=False, dtype=jnp.bfloat16)

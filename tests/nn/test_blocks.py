@@ -137,6 +137,7 @@ def test_a_decoder_block_step_by_step_equals_all_at_once(chunks, rope):
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [None, 1], ids=["causal", "window"])
 def test_a_mask_without_a_place_of_its_queries_goes_on_after_the_cache(near):
     """``causal() & mask``, as the refusal of an open mask says, also where earlier positions are cached."""

@@ -128,6 +128,7 @@ def test_any_attention_reads_chunks():
     close(whole[0][:, 5:], last)
 
 
+@pytest.mark.slow
 def test_a_block_and_a_scanned_stack_read_neighbours_by_name():
     def block(rngs):
         reading = SHAPE.chunked_attention(rngs, chunk=CHUNK, memory_dim=M, gated=True)

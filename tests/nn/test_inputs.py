@@ -86,5 +86,6 @@ for sizes in (dict(tensor=8), dict(data=2, fsdp=4), dict(data=2, fsdp=2, tensor=
 """
 
 
+@pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_is_nan_on_any_mesh_too():
     on_eight_devices("-c", ON_A_MESH)

@@ -80,6 +80,7 @@ def test_gradients_of_the_vectors_are_those_of_keys_and_values_beside_the_text()
     close(found, expected, size=size)
 
 
+@pytest.mark.slow
 def test_dropout_drops_weights_of_both():
     build, params = layer(dropout_rate=0.3)
     call = lambda key: xa.apply(build, params, jnp.asarray(X), dropout_key=key)  # noqa: E731
@@ -117,6 +118,7 @@ def test_self_attention_alone_has_them_and_a_shape_without_a_network_makes_none(
         shape.feedforward(nnx.Rngs(0))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("softmax", [False, True], ids=["feed-forward", "persistent"])
 def test_feedforward_is_a_read_of_its_kernels_without_softmax(softmax):
     """Geva et al. 2021: memory i adds its value times act(x k_i + b_i), whatever the others hold.

@@ -31,7 +31,7 @@ def logits_of(model):
     return np.asarray(model.decode_step(SOURCE[:, None, :3], states)[0])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @FORMS
 def test_weights_that_were_rounded_before_give_the_same_logits_to_the_bit(changes):
     model = xa.functional.bind(*made("bfloat16", **changes))
@@ -40,6 +40,7 @@ def test_weights_that_were_rounded_before_give_the_same_logits_to_the_bit(change
     np.testing.assert_array_equal(logits_of(for_decoding(model)), before)
 
 
+@pytest.mark.quick(3)
 @FORMS
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_loop_is_given_no_matrix_of_another_type_and_no_stacked_one(changes, dtype):

@@ -84,6 +84,7 @@ def test_scores_equal_numpy(kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_may_not_be_read_has_no_influence_and_no_gradient(kind):
     attention, _, memory = case(kind)

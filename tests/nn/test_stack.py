@@ -51,6 +51,7 @@ def looped():
     return value_and_gradient(encoder(), LOOPED, jax.random.key(7))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("scan", "remat"),
     [(True, False), (False, True), (True, True), (False, "dots_saveable"), (True, "dots_saveable")],
@@ -182,6 +183,7 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
         assert int(state.cache.length) == int(scanned[2].cache.length[i]) == 5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
 def test_every_layer_gets_the_condition_whole_and_step_by_step(scan):
     """Against the blocks, called one after the other; the decoder makes it of its context."""

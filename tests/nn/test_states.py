@@ -51,6 +51,7 @@ def test_a_sequence_goes_on_from_the_one_it_selects(positions, scan):
     close(go_on(), full(made, np.concatenate([past, NEXT], axis=-1)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_beams", [1, J])
 @pytest.mark.parametrize(("positions", "scan"), SCHEMES)
 def test_rows_go_back_to_positions_of_their_own(positions, scan, num_beams):

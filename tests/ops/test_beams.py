@@ -33,6 +33,7 @@ def test_weights_come_back_beam_by_beam():
     np.testing.assert_array_equal(weights[:, 1, :, 2], folded[:, :, 2 * J + 1])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_beam_reads_the_past_that_the_table_names_and_nothing_else(own, biased):

@@ -40,6 +40,7 @@ def total(backend, mask, options):
     return call
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_many_blocks_are_the_reference(small_blocks, name):
     options = DROPPED if name in ("nothing_masked", "causal_offset_lengths") else {}
@@ -119,6 +120,7 @@ def measured(mask, q, k, v):
     return found.entropy.sum() + jnp.sum(found.mass**2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loss", "mask"),
     [(attended, None), (attended, xa.masks.causal()), (measured, xa.masks.causal())],

@@ -51,6 +51,7 @@ def test_outputs_and_gradients_are_the_oracles(item):
     testing.check(xa.attend, testing.cases()[item.case])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("item", in_two_stages(LSE))
 def test_the_log_sum_exp_and_its_gradient_are_the_oracles(item):
     item.check(xa.attend)

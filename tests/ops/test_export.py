@@ -66,6 +66,7 @@ def masked(q, k, v, valid, positions):
     return q, k, v, mask | xa.masks.lengths(1), bias
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["chunked", "reference"])
 def test_lengths_may_be_symbols(backend):
     def call(q, k, v, valid, positions):

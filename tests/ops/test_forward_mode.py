@@ -109,6 +109,7 @@ def through_layers(backend, q, k, v):
     return jnp.sum(jnp.sin(jax.lax.scan(layer, q, None, length=2)[0]))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("outer", [jax.jvp, jax.vjp])
 def test_second_orders_go_through_scan_remat_and_vmap(backend, outer):
     def twice(backend):

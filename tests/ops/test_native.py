@@ -86,6 +86,7 @@ def test_poison_in_a_later_block_reaches_only_who_may_read_it(bad, T):
         assert np.isfinite(gradient[:, ::2]).all()
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_vmap_over_some_operands_equals_a_loop():
     q, k, v = array(3, 2, 70, 2, 16), array(2, 40, 2, 16), array(3, 2, 40, 2, 16)
@@ -140,6 +141,7 @@ def run(**environment):
     return result.stdout
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
@@ -160,6 +162,7 @@ def test_without_the_kernel_the_reference_takes_over(tmp_path, environment, said
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_it_is_built_once_into_the_cache(tmp_path):
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
@@ -197,6 +200,7 @@ LONG = {
 }
 
 
+@pytest.mark.quick(4)
 @needs_kernel
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_head_in_parts_is_the_references(name):
@@ -215,6 +219,7 @@ def test_queries_that_share_slots_as_beams_do_read_what_the_mask_says(shared):
     close(*both(q, k, v, mask))
 
 
+@pytest.mark.quick(1)
 @needs_kernel
 @pytest.mark.parametrize("t", [0, 3, 41, 149])
 def test_one_query_of_a_cache_reads_what_masks_of_all_kinds_say(t):

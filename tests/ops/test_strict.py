@@ -33,6 +33,7 @@ def gradients(backend, q, k, v, mask):
     return jax.grad(energy, (0, 1, 2))(q, k, v)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["cpu", "chunked", "reference", "jax_nn"])
 def test_every_backend_runs_where_broadcasts_and_promotions_are_errors(backend):
     narrow = tuple(x.astype(jnp.bfloat16) for x in QKV)
@@ -79,7 +80,7 @@ def test_statistics_parts_and_split_memories():
     np.testing.assert_allclose(xa.merge(*first, *second)[0], xa.attend(*QKV), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rope", "relative", "alibi"])
 def test_models_train_and_decode(positions):
     block = transformer.tiny().block

@@ -52,6 +52,7 @@ def reusing(name):
     return attend
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
@@ -88,7 +89,7 @@ def test_the_log_sum_exp_and_its_gradient_are_the_oracles(backend, name):
     testing.check_lse(functools.partial(xa.attend, backend=backend), CASES[name])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name"), [("splash", "some_rows_read_nothing"), ("flash_tpu", "bias_and_mask")]
 )
@@ -96,6 +97,7 @@ def test_a_backward_pass_that_is_told_what_was_found_gives_the_same(backend, nam
     testing.check(reusing(backend), CASES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name"), [("flash_tpu", "bias_1x1x5x1"), ("splash", "mask_2x4x5x7")]
 )

@@ -31,7 +31,7 @@ def taken(attend, case):
         assert attend.keywords["backend"] not in (None, "reference")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", [None, "cpu", "chunked", "reference", "jax_nn"])
 @examples(10)
 @given(case=cases())
@@ -66,6 +66,7 @@ def test_statistics_are_those_of_the_oracles_weights(case):
     checks.close(np.asarray(stats.lse)[reads], case.expected[2][reads], "log-sum-exp")
 
 
+@pytest.mark.slow
 @examples(6)
 @given(
     data=st.data(),

@@ -52,6 +52,7 @@ def test_quick_has_a_case_of_each_promise():
     assert [*found] == [*testing.PROMISES]
 
 
+@pytest.mark.slow
 def test_textbook_attention_breaks_what_it_does_not_keep_and_keeps_the_rest():
     attend = testing.with_arrays(grouped)
     _, said = outcomes(attend, "nothing to read", "masked is not there")

@@ -76,6 +76,7 @@ def test_a_broken_promise_says_the_smallest_case(tmp_path, name, case, smallest,
     assert fault in said.split("there: ")[1], said
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_is_one_sentence(tmp_path):
     said, code = suite(tmp_path, "absent")
     assert code == 4

@@ -94,6 +94,7 @@ def test_eleven_billion_parameters_take_hardly_more_to_optimise(eleven_billion):
     assert params > 11e9 and kept < params / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 8, 1, 1), (2, 2, 2, 1), (1, 1, 8, 1)])
 def test_nothing_larger_than_a_vector_is_whole_on_every_device(eleven_billion, sizes):
     state, axes = eleven_billion

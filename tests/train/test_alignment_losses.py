@@ -187,6 +187,7 @@ def test_coverage_wants_of_every_source_token_its_share():
     assert coverage(mass, valid, jnp.array([[1.0, 0.0, 3.0, 7.0]]))[0] == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backward", [False, True], ids=["value", "gradient"])
 def test_statistics_in_linear_memory_teach_what_the_matrix_teaches(backward):
     """Spans and coverage from ``attention_stats`` and from the weights; spans also as links."""

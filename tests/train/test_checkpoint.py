@@ -220,6 +220,7 @@ def test_no_flipped_bit_in_any_file_goes_unnoticed(small):
     seal.check_seal(directory / "2")
 
 
+@pytest.mark.slow
 def test_whichever_file_is_damaged_the_checkpoint_before_is_taken(small, caplog):
     directory, states = small
     target = jax.eval_shape(lambda: states[1].params)

@@ -6,6 +6,7 @@
 import os
 import signal
 
+import pytest
 from toy_task import assert_same, param_shapes
 
 from crossattn.train.checkpoint import load_params, steps_in
@@ -18,6 +19,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, reach, last_line, tmp_path):
     process = toy_process(tmp_path, OPTIONS)
     reach(process, 3)
@@ -28,6 +30,7 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, reach, las
     assert (tmp_path / "checkpoints" / str(stopped["step"])).is_dir()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_one_clear_error_and_loses_nothing(
     toy_process, last_line, tmp_path
 ):

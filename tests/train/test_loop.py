@@ -87,7 +87,7 @@ def test_goodput_counts_the_time_between_a_run_and_its_restart():
     assert metered(start=6, begun_with=state)[0]["goodput"] == 4 / 8
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "steps", "stop_after"), [(6, 2, None), (2, 50, 3)])
 def test_steps_are_traced_as_the_settings_say(tmp_path, first, steps, stop_after):
     result = run(tmp_path, Log(stop_after), profile_first=first, profile_steps=steps)
@@ -125,6 +125,7 @@ def test_the_log_says_where_the_time_went(whole):
     assert result.totals["tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_more_steps_give_the_run_of_that_many_from_the_start(tmp_path):
     options = {"optim": OptimConfig(learning_rate=0.05, warmup_steps=3, schedule="constant")}
     straight = run(tmp_path / "straight", steps=9, **options)
@@ -148,6 +149,7 @@ def test_more_steps_go_on_under_the_schedule_of_their_number(tmp_path):
         run(tmp_path, steps=6, optim=optim)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stop_after", [1, 5, 7])
 def test_stopped_and_gone_on_with_is_the_run_never_stopped(whole, tmp_path, stop_after):
     log = Log(stop_after)

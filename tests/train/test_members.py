@@ -83,7 +83,7 @@ def close(found, expected):
     )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
@@ -126,6 +126,7 @@ def test_the_logged_learning_rate_is_that_of_each_member():
     assert np.ndim(schedule_of(replace(CONFIG, seeds=2))(0)) == 0
 
 
+@pytest.mark.slow
 def test_a_run_of_members_goes_on_to_the_same_bits(run):
     config = replace(CONFIG, seeds=2)
     whole = run(config, name="whole")

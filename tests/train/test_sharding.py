@@ -136,6 +136,7 @@ def eight_devices(toy_process, last_line, tmp_path_factory):
     return {name: found[:2] for name, found in by_run(lines).items()}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MESHES)
 def test_eight_devices_give_the_losses_of_one(one_device, eight_devices, name):
     losses, out = eight_devices[name]
@@ -196,6 +197,7 @@ def test_two_processes_train_one_run_that_one_process_loads(two_processes, one_d
     assert checksum(again.state) == main["state"]
 
 
+@pytest.mark.slow
 def test_two_processes_end_a_run_that_one_began(two_processes, one_device):
     _, printed, _ = two_processes
     losses, out, lines = printed["ended"]
@@ -204,6 +206,7 @@ def test_two_processes_end_a_run_that_one_began(two_processes, one_device):
     assert not any("seen twice" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_one_process_ends_a_run_that_two_began(two_processes, one_device):
     workdir, printed, _ = two_processes
     assert printed["begun"][1]["type"] == "NonFiniteLoss"

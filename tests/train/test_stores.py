@@ -42,6 +42,7 @@ def whole(tmp_path_factory):
     return workdir, run(workdir).state
 
 
+@pytest.mark.slow
 def test_a_run_in_a_store_is_the_run_on_a_disk(store, whole):
     from tensorboard.backend.event_processing import event_accumulator as accumulator
 
@@ -77,9 +78,8 @@ def test_a_run_copied_from_a_disk_goes_on_and_forgets_what_it_has_not_reached(co
     assert steps_in(copied / "checkpoints") == [6, 8]
 
 
-@pytest.mark.parametrize(
-    "damage", ["short", *(pytest.param(x, marks=pytest.mark.slow) for x in ("gone", "no seal"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["short", "gone", "no seal"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage):
     newest = copied / "checkpoints" / "8"
     path = newest / "_FILES.json"
@@ -95,9 +95,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage)
     assert steps_in(copied / "unreadable") == [8]
 
 
-@pytest.mark.parametrize(
-    "written", ["all but the commit", pytest.param("metadata", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["all but the commit", "metadata"])
 def test_a_checkpoint_that_was_not_committed_is_none(copied, whole, written):
     """A run killed while it wrote its only checkpoint begins anew: nothing was lost."""
     storage.delete(copied / "checkpoints" / "6")

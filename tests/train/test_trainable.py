@@ -36,6 +36,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(options):
     assert changed == start.keys() - FROZEN
 
 
+@pytest.mark.slow
 def test_training_a_part_is_plain_optax_on_that_part():
     task, batches = ToyTask(dropout=0.0), ToyBatches()
     params = jax.jit(task.init)(jax.random.key(0))

@@ -40,6 +40,7 @@ def compare(folder, expected):
         np.testing.assert_allclose(read, expected[f"read by {branch}"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_computes_what_timm_computes(tmp_path):
     tensors, expected = kept()
     compare(written(tmp_path / "timm", SMALL, tensors), expected)

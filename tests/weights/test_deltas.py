@@ -58,6 +58,7 @@ def same_bits(actual, expected):
         assert np.asarray(actual[name]).tobytes() == np.asarray(x).tobytes(), name
 
 
+@pytest.mark.slow
 def test_a_file_has_what_training_changed_and_gives_it_back_to_the_bit(base, tmp_path):
     folder, model, params = base
     trained: Any = {name: x for name, x in flatten(params).items() if ".cross." in name}
@@ -181,7 +182,7 @@ def test_a_delta_comes_as_int8_and_on_the_devices_of_its_base(base, tmp_path):
     same_bits(placed, after)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("pattern", [CROSS, "encoder", "norm|bias", "."])
 @pytest.mark.parametrize("kind", ["bart", "t5"])
 def test_rows_of_a_batch_equal_each_delta_alone(kind, pattern):
@@ -209,6 +210,7 @@ def test_rows_of_a_batch_equal_each_delta_alone(kind, pattern):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_a_delta_may_leave_what_another_changes_or_everything():
     config = transformer.tiny()
 

@@ -44,7 +44,7 @@ def check(case, folder, expected):
     assert differences(compare(found, expected)) == [], case.config
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @each(CASES, every=4)
 def test_a_loaded_model_computes_what_transformers_computes(case, kept, tmp_path):
     """Compares logits, all cross-attention, loss, three gradients, greedy and beam tokens."""

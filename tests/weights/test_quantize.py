@@ -70,7 +70,7 @@ def inputs(model):
     return (tokens,) if kind in ("bert", "gpt2") else (tokens, tokens)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_matrix_takes_a_quarter_of_the_bytes_and_moves_by_at_most_half_a_step_of_its_output(pair):
     _, params, small = pair
     held = xa.functional.flatten(small)
@@ -88,6 +88,7 @@ def test_a_matrix_takes_a_quarter_of_the_bytes_and_moves_by_at_most_half_a_step_
         assert np.all(moved <= 0.5001 * step(path, array)) and moved.any()
 
 
+@pytest.mark.quick(1)
 def test_logits_are_those_of_the_rounded_weights_and_near_the_whole_ones(pair):
     model, params, small = pair
     flat = xa.functional.flatten(small)

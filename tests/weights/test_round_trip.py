@@ -90,6 +90,7 @@ def test_what_was_saved_before_in_the_folder_is_not_read(bart, tmp_path):
     assert not (used / "model.safetensors").exists() and (used / "model_ema.safetensors").exists()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_stays_half_precision_and_computes_in_full(dtype, bart, tmp_path):
     def half(tensors):

@@ -4,6 +4,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 import crossattn as xa
 from crossattn.train import sharding
@@ -11,6 +12,7 @@ from tests.conftest import on_eight_devices
 from tests.weights import checkpoints
 
 
+@pytest.mark.slow
 def test_each_device_gets_its_part_of_each_tensor(tmp_path):
     folder = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
     assert on_eight_devices("-m", "tests.weights.test_sharded", str(folder)) == "equal\n"

@@ -146,6 +146,7 @@ def test_padding_is_not_read(pair):
     close(logits_of(model, params, TOKENS[1:, :6], target[1:]), padded[1:])
 
 
+@pytest.mark.slow
 def test_cached_decoding_is_the_whole_and_beams_are_no_worse_than_greedy(pair):
     model, params, _ = pair
     bound = xa.functional.bind(model, params)

@@ -92,7 +92,7 @@ def followed(policy, step=1):
     return jax.device_get(along(policy, step))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("policy", "step"), [*((policy, 1) for policy in POLICIES), (POLICIES[0], 2)], ids=str
 )
@@ -117,7 +117,7 @@ def test_policies_differ_and_wait():
 PROMPTS = [None, [[1, 5], [1], [1, 3, 4]]]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "prefix"), [(POLICIES[1], PROMPTS[1]), (POLICIES[3], None)])
 def test_with_a_source_that_is_complete_the_text_is_that_of_greedy(policy, prefix):
     options = dict(prefix=prefix, limits=np.array([LENGTH, 3, LENGTH]))
@@ -197,6 +197,7 @@ def test_policies_that_cannot_be_are_refused(policy, said):
         write_along(search_of(policy()), MODEL, SOURCE, SEGMENTS)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_go_back_or_read_nothing_are_refused():
     config = GenerationConfig(1, 3)
     inputs = dict(source=jnp.asarray(SOURCE[:1]), source_segment_ids=jnp.asarray(SEGMENTS[:1]))

@@ -79,6 +79,7 @@ def test_a_good_draft_saves_steps():
     assert 6 < len(calls) <= 24
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("processors", [(), STEERED], ids=["free", "steered"])
 @pytest.mark.parametrize("kind", ["model", "prompt"])
 def test_drawn_sequences_have_the_models_distribution(kind, processors):
@@ -117,7 +118,7 @@ def chance(model, tokens, steered):
     return total
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
 @pytest.mark.parametrize("kind", ["model", "lookup"])
 def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):

@@ -122,7 +122,7 @@ def test_a_guess_is_measured_among_the_tokens_that_the_rules_allow(model, drawn)
         assert written.log_p[row] == pytest.approx(sum(log_p) / (n + 1), rel=1e-4)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [True, False])
 @pytest.mark.parametrize("said", [[], [65, 66, FIRST + 9]])
 def test_silence_is_likely_after_the_start_token_and_the_text_before_it(model, said, times):
@@ -142,6 +142,7 @@ def test_silence_is_likely_after_the_start_token_and_the_text_before_it(model, s
     np.testing.assert_allclose(written.no_speech, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_recordings_taken_together_are_as_taken_alone(model):
     sounds = recordings(0.4, 2.5, 1.0)
     listen = transcriber(model, heads=((0, 1), (1, 0)))
@@ -152,6 +153,7 @@ def test_recordings_taken_together_are_as_taken_alone(model):
         assert [w.text for w in one.words] == [w.text for w in other.words]
 
 
+@pytest.mark.slow
 def test_every_window_draws_with_its_own_key_whatever_shares_its_batch(model):
     """The same sound over and over, at temperatures where every text is drawn anew."""
     (sound,) = recordings(1.0)

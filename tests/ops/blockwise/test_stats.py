@@ -88,6 +88,7 @@ def test_statistics_are_those_of_the_weights(small_blocks, name):
         close(value, wanted, err_msg=field)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("field", ["all", "entropy", "mass"])
 def test_gradients_are_those_of_the_dense_computation(small_blocks, field):
     mask = MASKS["rows_that_read_nothing"]

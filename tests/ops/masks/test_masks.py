@@ -121,6 +121,7 @@ def test_not_is_numpys():
     assert not materialized(~masks.Mask(())).any()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["reference", "chunked", "cpu", "jax_nn", None])
 def test_every_kernel_takes_a_negated_mask(backend):
     q, k = (np.random.default_rng(n).normal(size=(2, n, 3, 8)).astype(np.float32) for n in (T, S))
@@ -203,6 +204,7 @@ def test_what_is_no_mask_is_refused_by_name(build, said):
         build()
 
 
+@pytest.mark.slow
 def test_without_batch_axes_three_are_all():
     q, k = (np.random.default_rng(n).normal(size=(n, 3, 8)).astype(np.float32) for n in (T, S))
     dense = DENSE[0]

@@ -133,6 +133,7 @@ def test_arrays_on_one_device_of_several_run_the_kernel():
     uses_the_kernel(program(call, *operands()))
 
 
+@pytest.mark.slow
 @needs_eight_devices
 def test_a_model_on_a_mesh_gives_what_one_device_gives_and_sends_no_more_than_parameters():
     """Loss and gradients of a Transformer whose parameters are split, and its kernels."""

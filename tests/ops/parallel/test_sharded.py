@@ -93,6 +93,7 @@ def test_other_mesh_axes_keep_the_batch(kind, strategy):
     assert parts == {2 if strategy == "ring" else 8}, out.sharding
 
 
+@pytest.mark.slow
 @needs_eight_devices
 def test_statistics_on_explicit_axes_are_those_of_one_device():
     """attention_stats of examples, heads and queries on Explicit axes, and the gradient of a few."""
@@ -119,6 +120,7 @@ def test_statistics_on_explicit_axes_are_those_of_one_device():
         np.testing.assert_allclose(mine, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_eight_devices
 def test_parts_of_unlike_places_merge():
     """merge of two parts that are split in different ways, on Explicit axes, outside jit."""
