@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -81,9 +82,55 @@ _FIRST = (
 )
 
 
+_SKIPPED = "crossattn/skipped"  # in pytest's cache
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--skipped-before",
+        action="store_true",
+        help="run what the last run skipped, which packages that were installed since may need",
+    )
+    parser.addoption(
+        "--until",
+        type=float,
+        metavar="SECONDS",
+        help="skip what would begin after this time, in seconds since 1970",
+    )
+
+
+class _Skips:
+    """Remembers the tests that this run skips."""
+
+    def __init__(self):
+        self.found = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.found.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session):
+        session.config.cache.set(_SKIPPED, self.found)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # a worker's reports come to the process that started it
+        config.pluginmanager.register(_Skips())
+
+
+def pytest_runtest_setup(item):
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("no time was left for it")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Of a test marked quick(n), all parameters after the first n are slow; the longest tests stand first."""
+    if config.getoption("--skipped-before"):
+        before = set(config.cache.get(_SKIPPED, ()))
+        config.hook.pytest_deselected(items=[x for x in items if x.nodeid not in before])
+        items[:] = [x for x in items if x.nodeid in before]
     seen = collections.Counter()
     for item in items:
         if marked := item.get_closest_marker("quick"):
