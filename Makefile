@@ -53,7 +53,7 @@ zoo: $(VENV)/.zoo
 	$(BIN)/python -m experiments.zoo --table=runs/zoo.json
 
 accelerators: $(VENV)-accelerators/.accelerators
-	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest tests/accelerators
+	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest -n 2 --dist=loadgroup tests/accelerators
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict

@@ -8,10 +8,10 @@ import functools
 
 import pytest
 
-from tests.accelerators.test_sixteen import made_plan
+from tests.accelerators.test_sixteen import made_plan, topologies
 
 LAYERS, SOURCE = 2, 128
-TOPOLOGIES = ("v5e:1x1", "h100:1x1")
+TOPOLOGIES = topologies(["v5e:1x1", "h100:1x1"])
 OPTIONS = (
     "--config.model.encoder_layers=1",
     f"--config.model.decoder_layers={LAYERS}",

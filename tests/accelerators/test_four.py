@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from tests.accelerators.test_sixteen import ONE_PROCESS
 from tests.conftest import ROOT, as_users_have_it
+
+pytestmark = ONE_PROCESS["v5e"]
 
 
 @pytest.mark.parametrize("kind", ["models", "configs", "attention"])

@@ -26,6 +26,8 @@ COMPILERS = {
     "v5e": ("libtpu", "plan-tpu"),
     "h100": ("jax_cuda12_plugin", "plan-gpu"),
 }
+# One process has all of a compiler: plans are kept in it, and two processes of libtpu disturb one another.
+ONE_PROCESS = {name: pytest.mark.xdist_group(package) for name, (package, _) in COMPILERS.items()}
 MESHES = ("data=16", "fsdp=16", "data=4,fsdp=4", "fsdp=4,tensor=4", "data=4,seq=4")
 
 
@@ -82,7 +84,12 @@ def made_plan(topology, *options, code=0):
     return run.stderr.splitlines()[-1] if code else json.loads(run.stdout)
 
 
-@pytest.fixture(params=["v5e:4x4", "h100:2x8"])
+def topologies(shapes):
+    """Parameters of each, such as "v5e:4x4"."""
+    return [pytest.param(shape, marks=ONE_PROCESS[shape.partition(":")[0]]) for shape in shapes]
+
+
+@pytest.fixture(params=topologies(["v5e:4x4", "h100:2x8"]))
 def topology(request):
     return request.param
 
@@ -187,6 +194,7 @@ def test_scanned_layers_hold_no_more_where_weights_are_split(topology):
     assert split["memory"]["temporaries"] <= 1.3 * whole["memory"]["temporaries"]
 
 
+@ONE_PROCESS["v5p"]
 def test_a_mesh_that_does_not_lie_on_the_torus_is_refused():
     assert made_plan("v5p:4x4x4", CONFIG, "--config.mesh.fsdp=8", code=2).endswith(
         "a mesh of data 8 x fsdp 8 x tensor 1 x seq 1 does not lie on a torus of 4 x 4 x 4 chips: each"
