@@ -71,11 +71,16 @@ def mel_filters(mels: int) -> Float[np.ndarray, "M bins"]:
 
     Source: Slaney 1998, "Auditory Toolbox".
     """
-    edges = _hertz(np.linspace(0.0, _pitch(RATE / 2), mels + 2))
+    edges = _edges(mels)
     bins = np.fft.rfftfreq(WINDOW, 1 / RATE)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rising, falling = (bins - low) / (centre - low), (high - bins) / (high - centre)
     return np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low)
+
+
+def mel_centres(mels: int) -> Float[np.ndarray, " M"]:
+    """Returns the frequencies in the middle of the bands, in hertz."""
+    return _edges(mels)[1:-1]
 
 
 _BREAK, _LINEAR = 1000.0, 3.0 / 200.0  # hertz; steps of pitch for a hertz
@@ -86,6 +91,10 @@ def _pitch(hertz: float) -> float:
     if hertz < _BREAK:
         return hertz * _LINEAR
     return _BREAK * _LINEAR + float(np.log(hertz / _BREAK)) / _LOG_STEP
+
+
+def _edges(mels: int) -> np.ndarray:
+    return _hertz(np.linspace(0.0, _pitch(RATE / 2), mels + 2))
 
 
 def _hertz(pitch: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Augmentation of training pictures: mirroring, and shifts by a few pixels.
+"""Augmentation in training: pictures are mirrored and shifted, frequencies of sounds stretched.
 
-It is a part of the jitted step and depends on the step's key alone, so a resumed run sees the same pictures.
+It is a part of the jitted step and depends on the step's key alone, so a resumed run sees and hears the same.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.data.mel import mel_centres
 from crossattn.rows import own_rows
 
 
@@ -59,3 +60,21 @@ def augmented_as(
 def _reordered(pictures: jax.Array, order: np.ndarray) -> jax.Array:
     rows, channels = len(pictures), pictures.shape[-1]
     return pictures.reshape(rows, -1, channels)[:, order].reshape(pictures.shape)
+
+
+def warped(frames: jax.Array, key: jax.Array, warp: float) -> jax.Array:
+    """Returns sounds as other voices would say them: all frequencies of a sound are stretched alike.
+
+    Args:
+      frames: log-mel spectrograms [B F M]; frames of zeros stay zeros.
+      key: of this step.
+      warp: the logarithm of a sound's stretch is uniform between -``warp`` and ``warp``.
+    Source: Jaitly and Hinton 2013, "Vocal Tract Length Perturbation (VTLP) improves speech recognition".
+    """
+    hertz = jnp.asarray(mel_centres(frames.shape[-1]), jnp.float32)
+    draw = lambda n: jax.random.uniform(key, (n, 1), minval=-warp, maxval=warp)  # noqa: E731
+    from_hertz = hertz * jnp.exp(own_rows(draw, len(frames)))
+    bands = jnp.interp(from_hertz, hertz, jnp.arange(len(hertz), dtype=jnp.float32))[:, None]
+    low = jnp.minimum(bands.astype(jnp.int32), len(hertz) - 2)
+    below, above = (jnp.take_along_axis(frames, low + i, axis=-1) for i in range(2))
+    return below + (bands - low) * (above - below)

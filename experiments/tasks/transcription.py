@@ -19,10 +19,12 @@ from crossattn.data.features import SoundWindow, Text, Vectors
 from crossattn.data.mel import HOP, RATE
 from crossattn.models.whisper import STRIDE
 from crossattn.train.evaluate import translation_scores, word_error_rate, word_errors
+from crossattn.types import Rate
 from experiments.errors import SettingsError
 from experiments.intervals import ratio
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
+from experiments.tasks.augmentation import warped
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 from experiments.tasks.times import AlignmentInTime, refuse_other_times, times_loss
@@ -38,10 +40,13 @@ class TranscriptionData(WrittenData):
     Attributes:
       sound: the value of an example that is heard.
       text: the value that is written.
+      warp: frequencies are stretched in training by a factor of at most ``exp(warp)`` either way, as those
+        of other voices.
     """
 
     sound: str = "audio"
     text: str = "text"
+    warp: Rate = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,9 @@ class TranscriptionTask(WritesText):
         return (np.concatenate(ends)[:, None] * RATE / HOP / STRIDE).astype(np.float32)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        if key is not None and (warp := self.config.data.get("warp", 0.0)):
+            heard = warped(batch["source"], jax.random.fold_in(key, 1), warp)
+            batch = {**batch, "source": heard}
         if not self.timed:
             return super().loss(params, batch, key)
         model, batch = self.bind(params), self.seen(batch)

@@ -12,6 +12,7 @@ import pytest
 
 from configs import speech
 from crossattn.data.errors import DataError
+from crossattn.data.mel import RATE, log_mel, mel_centres
 from crossattn.data.sources import tones
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import word_errors
@@ -21,6 +22,7 @@ from experiments.errors import SettingsError
 from experiments.intervals import ratio
 from experiments.settings import check
 from experiments.tasks import make_task
+from experiments.tasks.augmentation import warped
 from tests.experiments.conftest import ROOT
 from tests.peers import package
 
@@ -56,6 +58,33 @@ def test_the_model_hears_the_window_and_the_decoder_writes_the_text(task):
     heard, silence = logits(batch["source"]), logits(batch["source"] * 0)
     assert heard.shape == (*batch["target_in"].shape, tokenizer.vocab_size)
     assert jnp.abs(heard - silence).max() > 1e-3
+
+
+def test_stretched_frequencies_are_those_of_the_sound_at_other_pitches():
+    key, hertz, warp = jax.random.key(3), mel_centres(40), 0.2
+    tone = np.sin(2 * np.pi * 1500 * np.arange(RATE // 4) / RATE).astype(np.float32)
+    frames = np.concatenate([log_mel(tone, 40), np.zeros((5, 40), np.float32)])
+    found = jax.jit(warped, static_argnums=2)(jnp.tile(frames, (32, 1, 1)), key, warp)
+    assert found.shape == (32, 30, 40) and not found[:, 25:].any()
+    stretches = np.exp(jax.random.uniform(key, 32, minval=-warp, maxval=warp))
+    assert stretches.min() < 0.9 and stretches.max() > 1.1
+    for sound, stretch in zip(np.asarray(found), stretches, strict=True):
+        expected = [np.interp(hertz * stretch, hertz, frame) for frame in frames]
+        np.testing.assert_allclose(sound, expected, atol=1e-4)
+        loudest = hertz[sound[10].argmax()]
+        assert abs(np.log(loudest * stretch / 1500)) < np.log(hertz[-1] / hertz[-2])
+
+
+def test_sounds_are_stretched_in_training_alone(task):
+    config = speech.get_config("tiny")
+    config.data.warp = 0.3
+    other, params = make_task(config), jax.jit(task.init)(jax.random.key(0))
+    batch = next(iter(task.numbered_batches("validation", None))).batch
+    plain, stretched = (
+        [float(jax.jit(t.loss)(params, batch, key)[0]) for key in (None, jax.random.key(0))]
+        for t in (task, other)
+    )
+    assert plain[0] == stretched[0] and abs(plain[1] - stretched[1]) > 1e-4
 
 
 def test_values_of_other_names_are_heard_and_written(task):
