@@ -32,6 +32,7 @@ def get_config(arg: str = ""):
             data_dir=parts.placeholder(str),
             batch_size=16,
             target_len=48,
+            warp=0.12,
         ),
         # Nearly letters.
         tokenizer=dict(kind="bpe", vocab_size=300),
@@ -56,7 +57,8 @@ def get_config(arg: str = ""):
 
 def _tiny(config: ConfigDict) -> ConfigDict:
     config.data.options = {}
-    config.data.update(name="tones", sound="audio", text="text", batch_size=8)
+    # The letters of tones are frequencies.
+    config.data.update(name="tones", sound="audio", text="text", batch_size=8, warp=0.0)
     config.data.target_len = 24
     config.loss.alignment = "none"
     config.model.update(mels=40, max_frames=60)
