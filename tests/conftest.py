@@ -114,7 +114,8 @@ class _Skips:
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # a worker's reports come to the process that started it
+    # A worker's reports come to the process that started it.
+    if not hasattr(config, "workerinput") and config.pluginmanager.has_plugin("cacheprovider"):
         config.pluginmanager.register(_Skips())
 
 
