@@ -45,20 +45,28 @@ def attend(call: Call) -> AttentionOutput:
 
 
 class _Mask(NamedTuple):
-    """Mask in the kernel's form; what it lacks has no elements."""
+    """Mask in the kernel's form; what it lacks is None."""
 
-    interval: Int[Array, "*#B #T 2"]
-    numbers: Int[Array, "*#B R S"]
-    limits: Int[Array, "*#B R #T 2"]
-    bytes: Bool[Array, "*#B #N #T S"]
+    interval: Int[Array, "*#B #T 2"] | None = None
+    numbers: Int[Array, "*#B R S"] | None = None
+    limits: Int[Array, "*#B R #T 2"] | None = None
+    bytes: Bool[Array, "*#B #N #T S"] | None = None
+
+    def filled(self, lead: int) -> "_Mask":
+        """Returns it with arrays without elements for what it lacks, as the kernel is called.
+
+        They are made here, for XLA (jaxlib 0.11.2) crashes where such an array goes from one ``shard_map``
+        to another, as what the backward pass needs does.
+        """
+        nothing = jnp.zeros((*(1,) * lead, 0, 1, 2), jnp.int32)
+        everything = jnp.ones((*(1,) * (lead + 2), 0), bool)
+        lacking = nothing[..., 0, :], nothing[..., 0], nothing, everything
+        return _Mask(*(b if a is None else a for a, b in zip(self, lacking, strict=True)))
 
 
 def _operands(mask: Mask | None, lead: int, T: int, S: int) -> _Mask:
     """Returns a mask in memory linear in length, except for matrices that were given as such."""
-    nothing = jnp.zeros((*(1,) * lead, 0, 1, 2), jnp.int32)
-    compact = _Mask(
-        nothing[..., 0, :], nothing[..., 0], nothing, jnp.ones((*(1,) * (lead + 2), 0), bool)
-    )
+    compact = _Mask()
     if mask is None:
         return compact
     said = ranges(mask, T, S)
@@ -102,7 +110,7 @@ def _attend(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
     if known is None:
         out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)
         row = jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.float32)
-        known = _call("CrossattnForward", (out, row, row), (q, k, v, *allowed), scale)
+        known = _call("CrossattnForward", (out, row, row), (q, k, v), allowed, (), scale)
     out, peak, total = known
     # -inf for a row that may read nothing; NaN for one that reads a NaN.
     lse = jnp.where(total == 0, -jnp.inf, peak + jnp.log(jnp.where(total == 0, 1, total)))
@@ -112,19 +120,24 @@ def _attend(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
 def _forward(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
     results: Any = _attend(scale, q, k, v, allowed, known)
     out, _, *rows = results
-    return results, (q, k, v, *allowed, out, *rows)
+    return results, ((q, k, v), allowed, (out, *rows))
 
 
-def _backward(scale: float, operands: tuple, cotangents: tuple) -> Any:
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in operands[:3])
-    return *_call("CrossattnBackward", shapes, (*operands, *cotangents[:2]), scale), None, None
+def _backward(scale: float, residuals: tuple, cotangents: tuple) -> Any:
+    operands, allowed, known = residuals
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in operands)
+    rest = (*known, *cotangents[:2])
+    return *_call("CrossattnBackward", shapes, operands, allowed, rest, scale), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _call(target: str, results: tuple, operands: tuple, scale: float) -> tuple:
+def _call(
+    target: str, results: tuple, qkv: tuple, allowed: _Mask, rest: tuple, scale: float
+) -> tuple:
     call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
+    operands = (*qkv, *allowed.filled(qkv[0].ndim - 3), *rest)
     outputs = call(*operands, scale=np.float32(scale))
     # In shard_map the results vary over the mesh as the operands do; the call does not say so.
     return alike((operands, *outputs))[1:]
