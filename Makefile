@@ -6,6 +6,7 @@
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 # make accelerators  memory and traffic of a step on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
+# make gpu    what the kernels of an NVIDIA GPU compute, on one that is here (installs CUDA 13 for JAX)
 # make zoo    every architecture in small, trained and held to baselines and a blind model: one table
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
@@ -17,7 +18,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test test-all lint format bench conformance parity zoo accelerators docs wheel fuzz mutants clean
+.PHONY: demo test test-all lint format bench conformance parity zoo accelerators gpu docs wheel fuzz mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -55,6 +56,9 @@ zoo: $(VENV)/.zoo
 accelerators: $(VENV)-accelerators/.accelerators
 	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest -n 2 --dist=loadgroup tests/accelerators
 
+gpu: $(VENV)-gpu/.gpu
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(VENV)-gpu/bin/python -m pytest -n 4 tests/gpu
+
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict
 
@@ -81,6 +85,7 @@ EXTRAS.bench := train,viz,bench,tokamax
 EXTRAS.conformance := bench,tokamax
 EXTRAS.docs := train,docs
 EXTRAS.accelerators := test,plan-tpu,plan-gpu
+EXTRAS.gpu := test,tokamax,cuda13
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(VENV)/.wheel: | $(BIN)/python
@@ -95,5 +100,8 @@ $(VENV)/.%: pyproject.toml | $(BIN)/python
 $(VENV)-accelerators/.accelerators: pyproject.toml
 	$(MAKE) VENV=$(VENV)-accelerators $@
 
+$(VENV)-gpu/.gpu: pyproject.toml
+	$(MAKE) VENV=$(VENV)-gpu $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-accelerators build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-accelerators $(VENV)-gpu build *.egg-info .pytest_cache .ruff_cache

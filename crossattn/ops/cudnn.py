@@ -4,7 +4,8 @@ JAX's interface differentiates even lengths alone, takes head sizes that are mul
 and values, and biases of full size: operands are padded to that here. It rounds the log-sum-exp to the
 operands' type, has no gradient for it, and no name for the backward pass alone (``passes``).
 
-Run here: the same code with XLA's products in the place of the kernels. Compiled for H100, not run: cuDNN.
+A bias has the operands' type there, so one of float32 is rounded. Tests run the same code with XLA's products
+in place of the kernels, and ``make gpu`` the kernels.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from crossattn.ops import passes
+from crossattn.ops.masks.lowering import padded
 from crossattn.types import Array
 
 _FORWARD = "dot_product_attention_fwd_wrapper"
@@ -94,26 +96,21 @@ def _fitted(operands: tuple, keywords: dict[str, Any]) -> tuple[Operands, Any, d
     q, k, v, bias, mask = operands
     T, S = q.shape[1], k.shape[1]
     width = -(-max(q.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
-    q, k, v = (_padded(x, {1: x.shape[1] % 2, 3: width - x.shape[3]}) for x in (q, k, v))
+    q, k, v = (padded(x, {1: x.shape[1] % 2, 3: width - x.shape[3]}) for x in (q, k, v))
     if mask is not None:
-        mask = _padded(_whole(mask, T, S), {2: T % 2}, True)
-        mask = _padded(mask, {3: S % 2}, False)
+        mask = padded(_whole(mask, T, S), {2: T % 2}, True)
+        mask = padded(mask, {3: S % 2}, False)
     elif S % 2 and not (keywords.get("is_causal") and T <= S):
         lengths = jnp.full(k.shape[:1], S, jnp.int32)
         keywords = {"key_value_seq_lengths": lengths} | keywords
     if bias is not None:
-        bias = _padded(_whole(bias, T, S), {2: T % 2, 3: S % 2}).astype(q.dtype)
+        bias = padded(_whole(bias, T, S), {2: T % 2, 3: S % 2}).astype(q.dtype)
     return Operands(q, k, v, bias), mask, keywords
 
 
 def _whole(matrix: Array, T: int, S: int) -> Array:
     """Returns [#B #N T S]: examples and heads may share a matrix, queries and keys not."""
     return jnp.broadcast_to(matrix, (*matrix.shape[:-2], T, S))
-
-
-def _padded(x: Array, more: dict[int, int], value: Any = 0) -> Array:
-    widths = [(0, more.get(axis, 0)) for axis in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=value) if any(more.values()) else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -137,8 +134,8 @@ def _backward(call: _Call, residuals: tuple, cotangents: tuple) -> tuple:
         # from it, in three parts, for it is rounded to the operands' type.
         parts = _split(-d_lse.swapaxes(-1, -2)[..., None], out.dtype)
         given = _wider(given)
-        out = _padded(jnp.concatenate([out, *[jnp.ones_like(x) for x in parts]], -1), {3: 5})
-        d_out = _padded(jnp.concatenate([d_out, *parts], -1), {3: 5})
+        out = padded(jnp.concatenate([out, *[jnp.ones_like(x) for x in parts]], -1), {3: 5})
+        d_out = padded(jnp.concatenate([d_out, *parts], -1), {3: 5})
     gradients = _alone(partial(_gradients, call))(given, mask, lengths, out, lse, d_out)
     q, k, v = (x[..., :width] for x in gradients[:3])
     return Operands(q, k, v, gradients.bias), None, None, None
@@ -149,7 +146,7 @@ _attend.defvjp(_forward, _backward)
 
 def _wider(given: Operands) -> Operands:
     """Appends columns of zeros, which change no logit."""
-    q, k, v = (_padded(x, {3: _MULTIPLE}) for x in given[:3])
+    q, k, v = (padded(x, {3: _MULTIPLE}) for x in given[:3])
     return Operands(q, k, v, given.bias)
 
 

@@ -5,7 +5,8 @@ they hide; what else a mask says is a matrix. Alone it breaks three promises: a 
 nothing gets the mean of the values, NaN leaks out of masked keys, and an unequal value size is refused.
 Here the operands are cleaned first and the result is repaired after (``crossattn.ops.masks.lowering``).
 
-Run here: XLA's implementation, which takes the same arguments. Not run yet: cuDNN (``crossattn.ops.cudnn``).
+Tests run XLA's implementation, which takes the same arguments, and ``make gpu`` cuDNN's
+(``crossattn.ops.cudnn``).
 """
 
 from typing import Any

@@ -3,8 +3,9 @@
 Causal masks, windows to the left and lengths become the kernels' own arguments; what else a mask says
 is a matrix. Operands are cleaned before and the output is repaired after (``crossattn.ops.masks.lowering``).
 
-Run here: tokamax 0.0.12 with its "xla" implementation, which takes the same arguments. Not run: its
-Triton and Mosaic kernels, which need a GPU.
+Its Mosaic kernels (0.0.17, on an H100) fail on, or compute wrong gradients for, what is repaired here:
+negative scales, matrices whose rows are not multiples of 16 bytes, matrices that keys share. Tests run its
+"xla" implementation, which takes the same arguments, and ``make gpu`` the kernels.
 """
 
 import importlib
@@ -16,6 +17,11 @@ from crossattn.ops import platforms
 from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import lowering
 from crossattn.types import Array
+
+_WIDEST = 256
+"""Head size up to which the shared memory of a multiprocessor holds a block of keys."""
+_ROW = 16
+"""Keys that rows of a matrix are padded to a multiple of."""
 
 
 def rank(platform: str) -> int | None:
@@ -29,17 +35,43 @@ def attend(call: Call) -> AttentionOutput:
     if call.softcap is not None and call.bias is not None:
         raise NotImplementedError("tokamax adds the bias before the softcap, not after")
     fused = platforms.platform() == "gpu"
+    widest = max(call.q.shape[-1], call.v.shape[-1])
+    if fused and widest > _WIDEST:
+        raise NotImplementedError(
+            f"tokamax's kernels take head sizes up to {_WIDEST}, not {widest}"
+        )
     options: dict[str, Any] = dict(implementation=_implementations(call.q, fused))
     compute = _library().dot_product_attention
     T, S = call.lengths
     # Its window is laid out by key and read by query (0.0.12), so right only where T = S.
     kernel = lowering.kernel(call, call.q.dtype if fused else jnp.float32, windows=T == S)
-    options |= kernel.keywords | dict(scale=kernel.scale, logits_soft_cap=call.softcap)
+    operands, keywords, scale = _fitted(kernel)
+    options |= keywords | dict(scale=scale, logits_soft_cap=call.softcap)
     try:
-        return kernel.output(compute(*kernel.operands, **options))
+        return kernel.output(compute(*operands, **options))
     except ExceptionGroup as refusals:
         reasons = "; ".join(str(reason) for reason in refusals.exceptions)
         raise NotImplementedError(f"tokamax: {reasons}") from refusals
+
+
+def _fitted(kernel: lowering.Kernel) -> tuple[tuple, dict[str, Any], Any]:
+    """Returns operands, keywords and scale with a positive scale and whole, padded rows of matrices."""
+    (q, k, v, bias, mask), keywords, scale = kernel.operands, kernel.keywords, kernel.scale
+    if scale < 0:
+        q, scale = -q, -scale
+    S = k.shape[1]
+    if bias is None and mask is None:
+        return (q, k, v, None, None), keywords, scale
+    k, v = (lowering.padded(x, {1: -S % _ROW}) for x in (k, v))
+    bias, mask = (
+        None
+        if x is None
+        else lowering.padded(jnp.broadcast_to(x, (*x.shape[:-1], S)), {3: -S % _ROW})
+        for x in (bias, mask)
+    )
+    if mask is None and S % _ROW:
+        keywords = {"key_value_seq_lengths": jnp.full(k.shape[:1], S, jnp.int32)} | keywords
+    return (q, k, v, bias, mask), keywords, scale
 
 
 def _library() -> Any:

@@ -160,6 +160,12 @@ def _beyond(lengths: Int[Array, "*#B"], S: int) -> Bool[Array, "*#B S 1 1"]:
     return (jnp.arange(S) >= lengths[..., None])[..., None, None]
 
 
+def padded(x: Array, more: dict[int, int], value: Any = 0) -> Array:
+    """Appends so many entries of a value to axes."""
+    widths = [(0, more.get(axis, 0)) for axis in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=value) if any(more.values()) else x
+
+
 def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -> Any:
     """Folds leading axes into one; broadcasts to the whole batch unless all are of size 1."""
     if x is None:
