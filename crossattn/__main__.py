@@ -100,7 +100,8 @@ def doctor() -> Iterator[str]:
     order = ", ".join(backends.ordered(jax.default_backend()))
     by_name = [n for n in backends.names() if n not in backends.ordered(jax.default_backend())]
     yield f"backends tried here, in this order: {order}; by name only: {', '.join(by_name) or 'none'}"
-    yield f"queries, keys and values are [B T N H] = [{B} {T} {N} {H}] unless a call has other sizes"
+    sizes = f"[B T N H] = [{B} {T} {N} {H}] in {_dtypes()[0]}"
+    yield f"queries, keys and values are {sizes} unless a call says otherwise"
     explained = {name: explain(*call, **options) for name, (call, options) in _calls().items()}
     yield ""
     yield from _taken(explained)
@@ -165,10 +166,16 @@ def _compiled_kernel() -> str:
     return "built and loaded"
 
 
+def _dtypes() -> tuple[str, str]:
+    """Returns the dtype that kernels of this platform are made for, and another."""
+    return ("float32", "bfloat16") if jax.default_backend() == "cpu" else ("bfloat16", "float32")
+
+
 def _calls() -> dict[str, tuple[tuple, dict]]:
     """Returns typical calls by name."""
+    usual, other = _dtypes()
 
-    def arrays(length=T, dtype=jnp.float32, keys=None):
+    def arrays(length=T, dtype=usual, keys=None):
         q = jax.ShapeDtypeStruct((B, length, N, H), dtype)
         k = jax.ShapeDtypeStruct((B, keys or length, N, H), dtype)
         return q, k, k
@@ -192,7 +199,7 @@ def _calls() -> dict[str, tuple[tuple, dict]]:
         "causal, with softcap": ((*arrays(), causal), {"softcap": 50.0}),
         "with weights": (arrays(), {"return_weights": True}),
         "with log-sum-exp": (arrays(), {"return_lse": True}),
-        "causal, bfloat16": ((*arrays(dtype=jnp.bfloat16), causal), {}),
+        f"causal, {other}": ((*arrays(dtype=other), causal), {}),
     }
 
 
