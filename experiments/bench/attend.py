@@ -3,7 +3,8 @@
     python -m experiments.bench.attend [--quick] [--only=NAME] [--json=FILE]
 
 Each contestant has a process of its own; calls alternate and medians are compared. float32 on CPU,
-bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory on a CPU
+bfloat16 but for one row on a GPU, where contestants compile side by side, and a time is the mean of ten calls
+that are queued together. Backward passes are timed with the forward pass that they need. Peak memory on a CPU
 is measured in further processes, for forward and backward together.
 """
 
@@ -12,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from experiments import launch
 from experiments.bench import contest
 from experiments.bench.attention_peers import (
     CONTESTANTS,
+    ON_GPU,
     Shape,
     contestant,
     memory,
@@ -45,21 +48,23 @@ CPU_SHAPES = {
     "causal 16384": Shape(1, 16384, 16384, 8, 64, "causal"),
     "window 256 of 16384": Shape(1, 16384, 16384, 8, 64, 256),
 }
+# 16,384 tokens and 2,048 columns, as in the FlashAttention papers.
 GPU_SHAPES = {
-    f"{mask} {T}, head size {H}": Shape(max(1, 8192 // T), T, T, 8, H, mask)
+    f"{mask} {T}, head size {H}": Shape(16384 // T, T, T, 2048 // H, H, mask, "bfloat16")
     for mask in ("full", "causal")
-    for T in (512, 1024, 2048, 4096, 8192, 16384)
+    for T in (512, 2048, 16384)
     for H in (64, 128)
 } | {
-    "padded 2048": Shape(4, 2048, 2048, 8, 64, "padded"),
-    "window 512 of 8192": Shape(1, 8192, 8192, 8, 64, 512),
-    "cross 128 to 16384": Shape(8, 128, 16384, 8, 64),
+    "padded 2048": Shape(8, 2048, 2048, 16, 128, "padded", "bfloat16"),
+    "window 512 of 16384": Shape(1, 16384, 16384, 16, 128, 512, "bfloat16"),
+    "cross 256 to 16384": Shape(1, 256, 16384, 16, 128, "full", "bfloat16"),
+    "float32, causal 2048": Shape(8, 2048, 2048, 16, 128, "causal"),
 }
 MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
 LONG = Shape(1, 65536, 65536, 1, 64)
 # Seconds: shorter calls run five times a round; longer calls have three rounds.
 SHORT_CALL, LONG_CALL = 0.1, 3.0
-MOST_LOGITS = 2**28  # 1 GiB a matrix, for contestants whose memory is quadratic
+MOST_LOGITS = 2**29  # for contestants whose memory is quadratic
 
 
 def main() -> None:
@@ -82,7 +87,7 @@ def main() -> None:
     results["gemm_gflops"] = gemm_peak()
     print(f"{results['machine']}; {results['device']}; jax {jax.__version__}")
     print(f"matrix products reach {results['gemm_gflops']:.0f} GFLOP/s here\n")
-    reasons = {name: missing(name) for name in CONTESTANTS}
+    reasons = {name: missing(name) for name in (*CONTESTANTS, *(ON_GPU if gpu else ()))}
     players = [name for name, reason in reasons.items() if reason is None]
     for name, reason in reasons.items():
         if reason:
@@ -122,14 +127,27 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator
         }
         for name, shape in shapes.items():
             for backward in (False, True):
+                if jax.default_backend() == "gpu":
+                    compile_ahead(calls, name, shape, backward)
                 seconds = compare(calls, name, shape, backward, rounds)
                 row = {"shape": name, "sizes": str(shape), "backward": backward} | seconds
                 show(row, shape)
                 yield row
 
 
+def compile_ahead(calls, name: str, shape: Shape, backward: bool) -> None:
+    """Lets contestants compile a call side by side, each in its own process; ``compare`` reports refusals."""
+
+    def once(player: str) -> None:
+        with contextlib.suppress(Exception):
+            calls[player](name, backward, 1)
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        list(threads.map(once, [player for player in calls if fits(player, shape)]))
+
+
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    """Returns median seconds by contestant, of 21 calls, 5 long ones or 3 very long ones."""
+    """Returns median seconds by contestant, of 21 calls, 5 long ones or 3 very long ones; on a GPU of 5."""
     each: dict[str, list[float]] = {}
     for player, measure in calls.items():
         if not fits(player, shape):
@@ -141,23 +159,26 @@ def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict
                 raise
             print(f"{player} takes no part in {name}: {str(error).splitlines()[0][:200]}")
     longest = max(max(seconds) for seconds in each.values())
+    cpu = jax.default_backend() == "cpu"
     for _ in range(rounds - 1 if longest < LONG_CALL else 2):
         for player in each:
-            time.sleep(0.1)
-            each[player] += calls[player](name, backward, 5 if longest < SHORT_CALL else 1)
+            if cpu:
+                time.sleep(0.1)
+            each[player] += calls[player](name, backward, 5 if cpu and longest < SHORT_CALL else 1)
     return {player: float(np.median(s)) for player, s in each.items()}
 
 
 def fits(player: str, shape: Shape) -> bool:
     """Returns whether memory holds the matrix of logits, if the contestant makes one."""
-    return shape.logits <= MOST_LOGITS or not quadratic(player, jax.default_backend())
+    return shape.logits <= MOST_LOGITS or not quadratic(player, shape.dtype)
 
 
 def show(row: dict[str, Any], shape: Shape) -> None:
     """Prints our time, and the others' as multiples of it."""
     own = row["crossattn"]
     rate = (3.5 if row["backward"] else 1) * shape.flops / own / 1e9
-    others = "  ".join(f"{p} {row[p] / own:.2f}x" for p in CONTESTANTS[1:] if p in row)
+    names = (*CONTESTANTS[1:], *ON_GPU)
+    others = "  ".join(f"{p} {row[p] / own:.2f}x" for p in names if p in row)
     what = "fwd+bwd" if row["backward"] else "forward"
     print(f"{row['shape']:<22} {row['sizes']:<34} {what}  {own * 1e3:9.2f} ms", end="")
     print(f"  {rate:5.0f} GFLOP/s of the unmasked matrix | {others}", flush=True)

@@ -1,10 +1,11 @@
 """Attention functions of several libraries, each timed on arrays of its own library."""
 
 import importlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from experiments.launch import trim_heap
 CONTESTANTS = (
     "crossattn", "crossattn chunked", "naive", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA",
 )  # fmt: skip
+ON_GPU = ("PyTorch cuDNN", "PyTorch flex")
+QUEUED = 10
+"""Calls that a GPU is given at once, so that starting one from Python takes no part of its time."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Shape:
     N: int
     H: int
     mask: str | int = "full"
+    dtype: str = "float32"
 
     @property
     def logits(self) -> int:
@@ -50,9 +55,8 @@ class Shape:
 
     def operands(self) -> list[np.ndarray]:
         """Draws q, k, v and the gradient of the output, float32."""
-        random = np.random.default_rng(0)
-        lengths = (self.T, self.S, self.S, self.T)
-        return [random.standard_normal((self.B, n, self.N, self.H), np.float32) for n in lengths]
+        shapes = [(self.B, n, self.N, self.H) for n in (self.T, self.S, self.S, self.T)]
+        return [_drawn(i, math.prod(shape)).reshape(shape) for i, shape in enumerate(shapes)]
 
     def term(self) -> Mask | None:
         """Returns the mask as a term of ``crossattn.masks``."""
@@ -77,57 +81,71 @@ class Shape:
         return f"[{self.B}, {self.T}, {self.S}, {self.N}, {self.H}] {kind}"
 
 
+@cache
+def _drawn(seed: int, count: int) -> np.ndarray:
+    """Draws standard normal numbers, once for all shapes of so many."""
+    return np.random.default_rng(seed).standard_normal(count, np.float32)
+
+
 def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, int], list[float]]:
     """Returns ``measure(name of a shape, backward, calls)``, which returns the seconds of each call.
 
-    The first call with a shape makes its operands and compiles.
+    The first call with a shape makes its operands and compiles. On a GPU a call is the mean of several.
     """
-    build = _torch if library == "PyTorch SDPA" else _jax
-    ready: dict[tuple[str, bool], Callable[[], object]] = {}
+    build = _torch if library.startswith("PyTorch") else _jax
+    ready: dict[tuple[str, bool], Callable[[int], object]] = {}
+    gpu = jax.default_backend() == "gpu"
+    queued = QUEUED if gpu else 1
 
     def measure(name: str, backward: bool, calls: int) -> list[float]:
         if (name, backward) not in ready:
             ready.clear()  # memory holds the operands of one shape
             ready[name, backward] = build(library, shapes[name], backward)
-            ready[name, backward]()
+            ready[name, backward](1)
         seconds = []
         for _ in range(calls):
             start = time.perf_counter()
-            ready[name, backward]()
-            seconds.append(time.perf_counter() - start)
+            ready[name, backward](queued)
+            seconds.append((time.perf_counter() - start) / queued)
         return seconds
 
     return measure
 
 
-def quadratic(library: str, platform: str) -> bool:
+def quadratic(library: str, dtype: str) -> bool:
     """Returns whether the library has the whole matrix of logits in memory."""
-    return library in ("naive", "flax.nnx") or (library == "jax.nn" and platform != "gpu")
+    return library in ("naive", "flax.nnx") or (library == "jax.nn" and dtype != "bfloat16")
 
 
 def missing(library: str) -> str | None:
     """Returns the reason why a contestant cannot take part, or None."""
+    package = library.split()[0].lower().replace("pytorch", "torch")
     try:
-        importlib.import_module({"PyTorch SDPA": "torch", "tokamax": "tokamax"}.get(library, "jax"))
+        importlib.import_module(package if package in ("torch", "tokamax") else "jax")
     except Exception as error:  # a library for another version of JAX fails in its own way
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
-    dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
-    q, k, v, d_out = (jnp.asarray(x, dtype) for x in shape.operands())
+def _jax(library: str, shape: Shape, backward: bool) -> Callable[[int], object]:
+    q, k, v, d_out = (jnp.asarray(x, shape.dtype) for x in shape.operands())
     attend = _function(library, shape)
-    if not backward:
-        forward = jax.jit(attend)
-        return lambda: jax.block_until_ready(forward(q, k, v))
+
+    @jax.jit
+    def forward(q, k, v, d_out):
+        return attend(q, k, v)
 
     @jax.jit
     def both(q, k, v, d_out):
         out, pull = jax.vjp(attend, q, k, v)
         return out, pull(d_out)
 
-    return lambda: jax.block_until_ready(both(q, k, v, d_out))
+    def call(count: int) -> None:
+        for _ in range(count):
+            results = (both if backward else forward)(q, k, v, d_out)
+        jax.block_until_ready(results)
+
+    return call
 
 
 def _function(library: str, shape: Shape) -> Callable[..., Any]:
@@ -145,7 +163,7 @@ def _function(library: str, shape: Shape) -> Callable[..., Any]:
     if library == "jax.nn":
         if shape.mask == "padded":
             options["key_value_seq_lengths"] = shape.lengths()
-        if jax.default_backend() == "gpu":
+        if shape.dtype == "bfloat16":
             options["implementation"] = "cudnn"
         return partial(jax.nn.dot_product_attention, **options)
 
@@ -167,30 +185,41 @@ def _naive(mask: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
 
 
-def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
+def _torch(library: str, shape: Shape, backward: bool) -> Callable[[int], object]:
     import torch
 
     gpu = torch.cuda.is_available()
-    place: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
+    place: dict[str, Any] = {
+        "device": "cuda" if gpu else "cpu",
+        "dtype": getattr(torch, shape.dtype),
+    }
     # Its kernels want [B, N, T, H] in memory.
     q, k, v, d_out = (
         torch.tensor(x).transpose(1, 2).contiguous().to(**place) for x in shape.operands()
     )
-    options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
-    if shape.mask not in ("full", "causal"):
-        options["attn_mask"] = torch.tensor(shape.matrix(), device=q.device)
+    if library.endswith("flex"):
+        attend = _flex(shape)
+    else:
+        options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
+        if shape.mask not in ("full", "causal"):
+            options["attn_mask"] = torch.tensor(shape.matrix(), device=q.device)
+        attend = partial(torch.nn.functional.scaled_dot_product_attention, **options)
 
     def forward():
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+        if not library.endswith("cuDNN"):
+            return attend(q, k, v)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            return attend(q, k, v)
 
-    def call():
-        if backward:
-            for x in (q, k, v):
-                x.grad = None
-            forward().backward(d_out)
-        else:
-            with torch.no_grad():
-                forward()
+    def call(count: int) -> None:
+        for _ in range(count):
+            if backward:
+                for x in (q, k, v):
+                    x.grad = None
+                forward().backward(d_out)
+            else:
+                with torch.no_grad():
+                    forward()
         if gpu:
             torch.cuda.synchronize()
 
@@ -199,20 +228,41 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     return call
 
 
+def _flex(shape: Shape) -> Callable[..., Any]:
+    """Returns PyTorch's FlexAttention, compiled, with a mask of blocks."""
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    length = torch.tensor(shape.lengths(), device="cuda")
+    left = shape.mask if isinstance(shape.mask, int) else shape.T
+
+    def allowed(b, h, query, key):
+        if shape.mask == "padded":
+            return key < length[b]
+        return (key <= query) & (key >= query - left)
+
+    torch._dynamo.config.recompile_limit = 1000  # as its documentation says for many shapes
+    attend, blocks = torch.compile(flex.flex_attention, dynamic=False), None
+    if shape.mask != "full":
+        batch = shape.B if shape.mask == "padded" else None
+        blocks = flex.create_block_mask(allowed, batch, None, shape.T, shape.S, device="cuda")
+    return partial(attend, block_mask=blocks)
+
+
 def memory(library: str, shape: Shape) -> Callable[[], float]:
     """Returns ``peak()``, which returns the bytes of a pass, forward and backward, beyond its operands.
 
     Compilation is included, libraries are not.
     """
-    build = _torch if library == "PyTorch SDPA" else _jax
-    build(library, replace(shape, T=128, S=128), True)()
+    build = _torch if library.startswith("PyTorch") else _jax
+    build(library, replace(shape, T=128, S=128), True)(1)
     call = build(library, shape, True)
 
     def peak() -> float:
         trim_heap()  # what came before would serve the call unseen
         before = contest.memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-        call()
+        call(1)
         return contest.memory("VmHWM") - before
 
     return peak

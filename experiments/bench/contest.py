@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -40,7 +41,8 @@ def elsewhere(make: Callable[..., Callable[..., Any]], *arguments: Any) -> Itera
     """Yields the function that ``make(*arguments)`` returns, which runs in a new process.
 
     Threads and caches of one contestant do not affect another, and each keeps freed memory as our launchers
-    do. Arguments and results of calls must pickle; a call in a process that died raises BrokenProcessPool.
+    do. The process ends with this one, however that ends. Arguments and results of calls must pickle; a call
+    in a process that died raises BrokenProcessPool.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         process.submit(_make, make, arguments).result()
@@ -48,8 +50,16 @@ def elsewhere(make: Callable[..., Callable[..., Any]], *arguments: Any) -> Itera
 
 
 def _make(make: Callable, arguments: tuple) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_heap()
     _made["function"] = make(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _call(*arguments: Any) -> Any:

@@ -22,7 +22,14 @@ def ours() -> tuple[Any, Any]:
     return build, functional.init(build, jax.random.key(0))
 
 
-def marian() -> Any:
+def marian(
+    vocabulary: int = VOCABULARY,
+    dim: int = DIM,
+    heads: int = HEADS,
+    mlp: int = MLP,
+    layers: int = LAYERS,
+    dropout: float = DROPOUT,
+) -> Any:
     """Returns a ``MarianMTModel`` in float32."""
     import torch
     from transformers import MarianConfig, MarianMTModel
@@ -30,16 +37,16 @@ def marian() -> Any:
     torch.manual_seed(0)
     return MarianMTModel(
         MarianConfig(
-            vocab_size=VOCABULARY,
-            d_model=DIM,
-            encoder_layers=LAYERS,
-            decoder_layers=LAYERS,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=MLP,
-            decoder_ffn_dim=MLP,
+            vocab_size=vocabulary,
+            d_model=dim,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=mlp,
+            decoder_ffn_dim=mlp,
             activation_function="relu",
-            dropout=DROPOUT,
+            dropout=dropout,
             attention_dropout=0.0,
             activation_dropout=0.0,
             max_position_embeddings=512,

@@ -156,28 +156,43 @@ def our_step(batch):
     return call
 
 
-def torch_step(batch):
-    """Returns a call of a step in PyTorch."""
+def torch_step(batch, narrow=False, **sizes):
+    """Returns a call of so many steps in PyTorch, of a Marian of these sizes; one by default.
+
+    ``narrow`` computes in bfloat16 by autocast. On a GPU the loss is compiled and AdamW is fused.
+    """
     import torch
 
-    model = models.marian().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in batch.items()}
+    gpu = torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
+    model = models.marian(**sizes).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=gpu)
+    tensors = {
+        name: torch.tensor(value, dtype=torch.long, device=device) for name, value in batch.items()
+    }
     labels = tensors["target_out"].masked_fill(tensors["target_segment_ids"] == 0, -100)
+    read = tensors["source_segment_ids"]
+    given = {} if read.all() else {"attention_mask": read}  # without it no mask is made
 
-    def call():
-        optimizer.zero_grad()
-        out = model(
-            input_ids=tensors["source"],
-            attention_mask=tensors["source_segment_ids"],
-            decoder_input_ids=tensors["target_in"],
-        )
-        loss = torch.nn.functional.cross_entropy(
-            out.logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING
-        )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
+    def loss():
+        with torch.autocast(device, torch.bfloat16, enabled=narrow):
+            out = model(
+                input_ids=tensors["source"], decoder_input_ids=tensors["target_in"], **given
+            )
+            return torch.nn.functional.cross_entropy(
+                out.logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING
+            )
+
+    compiled = torch.compile(loss) if gpu else loss
+
+    def call(count=1):
+        for _ in range(count):
+            optimizer.zero_grad()
+            compiled().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+        if gpu:
+            torch.cuda.synchronize()
 
     return call
 
