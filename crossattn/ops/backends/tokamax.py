@@ -21,7 +21,7 @@ from crossattn.types import Array
 _WIDEST = 256
 """Head size up to which the shared memory of a multiprocessor holds a block of keys."""
 _ROW = 16
-"""Keys that rows of a matrix are padded to a multiple of."""
+"""Queries and keys that a matrix is padded to multiples of: rows of so many bytes are copied."""
 
 
 def rank(platform: str) -> int | None:
@@ -48,30 +48,37 @@ def attend(call: Call) -> AttentionOutput:
     operands, keywords, scale = _fitted(kernel)
     options |= keywords | dict(scale=scale, logits_soft_cap=call.softcap)
     try:
-        return kernel.output(compute(*operands, **options))
+        return kernel.output(compute(*operands, **options)[:, :T])
     except ExceptionGroup as refusals:
         reasons = "; ".join(str(reason) for reason in refusals.exceptions)
         raise NotImplementedError(f"tokamax: {reasons}") from refusals
 
 
 def _fitted(kernel: lowering.Kernel) -> tuple[tuple, dict[str, Any], Any]:
-    """Returns operands, keywords and scale with a positive scale and whole, padded rows of matrices."""
+    """Returns operands, keywords and scale with a positive scale and whole, padded matrices.
+
+    A backward pass copies rows of the transposed matrix too.
+    """
     (q, k, v, bias, mask), keywords, scale = kernel.operands, kernel.keywords, kernel.scale
     if scale < 0:
         q, scale = -q, -scale
-    S = k.shape[1]
     if bias is None and mask is None:
         return (q, k, v, None, None), keywords, scale
-    k, v = (lowering.padded(x, {1: -S % _ROW}) for x in (k, v))
-    bias, mask = (
-        None
-        if x is None
-        else lowering.padded(jnp.broadcast_to(x, (*x.shape[:-1], S)), {3: -S % _ROW})
-        for x in (bias, mask)
-    )
-    if mask is None and S % _ROW:
+    T, S = q.shape[1], k.shape[1]
+    more = -T % _ROW, -S % _ROW
+    q, k, v = (lowering.padded(x, {1: n}) for x, n in ((q, more[0]), (k, more[1]), (v, more[1])))
+    bias, mask = (None if x is None else _whole(x, S, more) for x in (bias, mask))
+    if mask is None and more[1]:
         keywords = {"key_value_seq_lengths": jnp.full(k.shape[:1], S, jnp.int32)} | keywords
     return (q, k, v, bias, mask), keywords, scale
+
+
+def _whole(matrix: Array, S: int, more: tuple[int, int]) -> Array:
+    """Returns [#B #N #T S] with so many more queries and keys; the keys are masked."""
+    matrix = jnp.broadcast_to(matrix, (*matrix.shape[:-1], S))
+    rows = more[0] if matrix.shape[2] > 1 else 0
+    matrix = lowering.padded(matrix, {2: rows}, matrix.dtype == bool)
+    return lowering.padded(matrix, {3: more[1]})
 
 
 def _library() -> Any:
