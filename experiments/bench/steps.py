@@ -27,8 +27,8 @@ from experiments.plan.compiling import unread_task
 from experiments.plan.report import amount
 from experiments.settings import train_config
 
-_STEPS = flags.DEFINE_integer("steps", 20, "Steps that are timed together.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often they are timed.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("timed_steps", 20, "Steps that are timed together.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("timed_rounds", 5, "How often they are timed.", lower_bound=1)
 _TORCH = flags.DEFINE_bool("torch", False, "Time a translator of PyTorch, too.")
 _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of three steps into this folder.")
 FLAGS = (launch.CONFIG, _STEPS, _ROUNDS, _TORCH, _PROFILE)
