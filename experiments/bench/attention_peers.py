@@ -241,7 +241,7 @@ def _flex(shape: Shape) -> Callable[..., Any]:
             return key < length[b]
         return (key <= query) & (key >= query - left)
 
-    torch._dynamo.config.recompile_limit = 1000  # as its documentation says for many shapes
+    torch.compiler.reset()  # which stops to compile a function anew after eight shapes
     attend, blocks = torch.compile(flex.flex_attention, dynamic=False), None
     if shape.mask != "full":
         batch = shape.B if shape.mask == "padded" else None

@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 
 from crossattn.train.program import Program, make_program
-from crossattn.train.sharding import make_mesh, row_shares
+from crossattn.train.sharding import make_mesh, row_shares, spread_batch
 from experiments import flops, launch
 from experiments.bench import contest
 from experiments.bench.translation_step import torch_step
@@ -102,7 +102,7 @@ def filled(shapes: dict[str, jax.ShapeDtypeStruct], vocabulary: int) -> dict[str
 def stepping(program: Program, batch: dict[str, np.ndarray]) -> Callable[[int], None]:
     """Returns a call of so many steps, of which each waits for the one before."""
     state: Any = jax.jit(program.fresh, out_shardings=program.sharding)(program.key)
-    given = jax.device_put(batch)
+    given = jax.device_put(spread_batch(batch, program.mesh))
 
     def call(count: int) -> None:
         nonlocal state
