@@ -57,7 +57,7 @@ accelerators: $(VENV)-accelerators/.accelerators
 	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest -n 2 --dist=loadgroup tests/accelerators
 
 gpu: $(VENV)-gpu/.gpu
-	XLA_PYTHON_CLIENT_PREALLOCATE=false $(VENV)-gpu/bin/python -m pytest -n 4 tests/gpu
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(VENV)-gpu/bin/python -m pytest -n 4 -v tests/gpu
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict
