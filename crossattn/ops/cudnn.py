@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from crossattn.ops import passes
-from crossattn.ops.masks.lowering import padded
+from crossattn.ops.masks.lowering import enlarged, padded
 from crossattn.types import Array
 
 _FORWARD = "dot_product_attention_fwd_wrapper"
@@ -98,13 +98,12 @@ def _fitted(operands: tuple, keywords: dict[str, Any]) -> tuple[Operands, Any, d
     width = -(-max(q.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
     q, k, v = (padded(x, {1: x.shape[1] % 2, 3: width - x.shape[3]}) for x in (q, k, v))
     if mask is not None:
-        mask = padded(_whole(mask, T, S), {2: T % 2}, True)
-        mask = padded(mask, {3: S % 2}, False)
+        mask = enlarged(_whole(mask, T, S), T % 2, S % 2)
     elif S % 2 and not (keywords.get("is_causal") and T <= S):
         lengths = jnp.full(k.shape[:1], S, jnp.int32)
         keywords = {"key_value_seq_lengths": lengths} | keywords
     if bias is not None:
-        bias = padded(_whole(bias, T, S), {2: T % 2, 3: S % 2}).astype(q.dtype)
+        bias = enlarged(_whole(bias, T, S), T % 2, S % 2).astype(q.dtype)
     return Operands(q, k, v, bias), mask, keywords
 
 

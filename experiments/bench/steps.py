@@ -53,9 +53,8 @@ def main(arguments: Sequence[str]) -> None:
     call(1)
     compiled = time.perf_counter() - start
     seconds = timed(call)
-    rows, width = next(iter(batch.values())).shape[:2] if "target_in" in batch else (0, 0)
-    tokens = rows * width + (batch["source"].size if "source_positions" in batch else 0)
-    what, count = ("tokens", tokens) if tokens else ("rows", len(batch["valid"]))
+    tokens = sum(x.size for name, x in batch.items() if name.endswith("positions"))
+    what, count = ("tokens", tokens) if tokens else ("rows", len(next(iter(batch.values()))))
     show("crossattn", seconds, what, count)
     peak = flops.at_peak(task)
     if peak is not None:

@@ -76,9 +76,7 @@ def _fitted(kernel: lowering.Kernel) -> tuple[tuple, dict[str, Any], Any]:
 def _whole(matrix: Array, S: int, more: tuple[int, int]) -> Array:
     """Returns [#B #N #T S] with so many more queries and keys; the keys are masked."""
     matrix = jnp.broadcast_to(matrix, (*matrix.shape[:-1], S))
-    rows = more[0] if matrix.shape[2] > 1 else 0
-    matrix = lowering.padded(matrix, {2: rows}, matrix.dtype == bool)
-    return lowering.padded(matrix, {3: more[1]})
+    return lowering.enlarged(matrix, more[0] if matrix.shape[2] > 1 else 0, more[1])
 
 
 def _library() -> Any:

@@ -166,6 +166,11 @@ def padded(x: Array, more: dict[int, int], value: Any = 0) -> Array:
     return jnp.pad(x, widths, constant_values=value) if any(more.values()) else x
 
 
+def enlarged(matrix: Array, queries: int, keys: int) -> Array:
+    """Appends to a mask or bias [#B #N T S] queries that read every key, and keys that none reads."""
+    return padded(padded(matrix, {2: queries}, matrix.dtype == bool), {3: keys})
+
+
 def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -> Any:
     """Folds leading axes into one; broadcasts to the whole batch unless all are of size 1."""
     if x is None:
