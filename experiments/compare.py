@@ -200,7 +200,7 @@ def _bins(runs: Mapping[str, RunRecord], split: str) -> list[Bin]:
 
 def lengths(bins: Sequence[Bin]) -> list[tuple[str, ...]]:
     """Returns rows of each run's BLEU by the length of the source."""
-    rows: list[tuple[str, ...]] = [("words", "texts", *bins[0].scores)] if bins else []
+    rows: list[tuple[str, ...]] = [("length", "texts", *bins[0].scores)] if bins else []
     for own in bins:
         cells = (
             ", ".join(filter(None, (str(score), own.said.get(name))))

@@ -174,7 +174,7 @@ def draw(bins: Sequence[Bin]) -> Any:
         places = [place + 0.06 * (number - (len(runs) - 1) / 2) for place in range(len(bins))]
         axes.errorbar(places, values, beyond, marker="o", markersize=4, capsize=3, label=name)
     axes.set_xticks(range(len(bins)), [own.words for own in bins])
-    axes.set(xlabel="words of the source", ylabel="BLEU", ylim=(0, None))
+    axes.set(xlabel="length of the source", ylabel="BLEU", ylim=(0, None))
     axes.grid(color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

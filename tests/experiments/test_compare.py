@@ -143,7 +143,7 @@ def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, g
     else:
         assert float(said[3].removeprefix("p = ")) < 0.01
     rows = compare.lengths(bins)
-    assert rows[0] == ("words", "texts", "a", "b") and rows[1][:2] == ("1 to 5", "5")
+    assert rows[0] == ("length", "texts", "a", "b") and rows[1][:2] == ("1 to 5", "5")
     (axes,) = text_scores.draw(bins).axes
     lines = [line for line in axes.get_lines() if len(line.get_ydata()) == 4]
     assert [list(line.get_ydata()) for line in lines[::3]] == [

@@ -80,6 +80,31 @@ def test_gradients_of_the_vectors_are_those_of_keys_and_values_beside_the_text()
     close(found, expected, size=size)
 
 
+@pytest.mark.parametrize("hidden", [0, 2], ids=["all readable", "padding"])
+def test_they_are_a_part_of_the_memory_and_without_them_attention_is_ordinary(hidden):
+    build, params = layer()
+    bound = xa.functional.bind(build, params)
+    q, k, v = (
+        jnp.einsum("btd,dnh->btnh", X, params[name]["kernel"]) + params[name]["bias"]
+        for name in ("query", "key", "value")
+    )
+    out = lambda read: (  # noqa: E731
+        jnp.einsum("btnh,nhd->btd", read, params["out"]["kernel"]) + params["out"]["bias"]
+    )
+    valid = jnp.broadcast_to(jnp.arange(T) >= hidden, (B, T))
+    text, mask = xa.Memory(k, v, valid), xa.masks.key_padding(valid)
+    both = xa.Memory.concat(text, bound.persistent.memory((B,)))
+    assert both.size == T + P
+    read = out(xa.attend(q, both.keys, both.values, xa.masks.key_padding(both.readable)))
+    close(bound(jnp.asarray(X), mask=mask), read, size=np.abs(read).max())
+
+    none, _ = layer(num_persistent=0)
+    without = {name: value for name, value in params.items() if name != "persistent"}
+    ordinary = out(xa.attend(q, k, v, mask))
+    close(xa.apply(none, without, jnp.asarray(X), mask=mask), ordinary, size=np.abs(read).max())
+    assert not np.allclose(read, ordinary, atol=1e-2)
+
+
 @pytest.mark.slow
 def test_dropout_drops_weights_of_both():
     build, params = layer(dropout_rate=0.3)
