@@ -78,7 +78,7 @@ $(BIN)/python:
 
 # The extras of each stamp.
 EXTRAS.demo := train,viz
-EXTRAS.zoo := train,speech,pages,summaries,baselines
+EXTRAS.zoo := train,speech,pages,summaries,baselines,retrieval
 EXTRAS.test := test
 EXTRAS.dev := dev
 EXTRAS.bench := train,viz,bench,tokamax

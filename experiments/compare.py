@@ -3,13 +3,15 @@
     python -m experiments.compare runs/a runs/b runs/c
     python -m experiments.compare runs/a runs/b --split=test --plot=curves.png --html=compare.html
     python -m experiments.compare runs/a runs/b --by_length=5 --plot=lengths.png
+    python -m experiments.compare runs/plain runs/retro --split=test --by_overlap --plot=overlaps.png
 
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written; the
 row of a run without any has those of its last evaluation in training, of validation. Intervals are of 95 %:
 by a bootstrap over groups of examples (families, files), paired between runs; of BLEU and chrF without groups
 by sacreBLEU's own paired bootstrap; of several seeds the least and the greatest. --by_length adds the BLEU of
-each run by the words of the source, in bins of equal counts, which --plot and --html then draw instead of the
-learning curves.
+each run by the words of the source, in bins of equal counts; --by_overlap adds what retrieved passages take
+off the loss where they overlap with the text by at most so much. --plot and --html then draw these instead of
+the learning curves.
 """
 
 import base64
@@ -24,7 +26,7 @@ from absl import flags
 from crossattn import viz
 from crossattn.train.records import RunRecord, read_run
 from crossattn.train.storage import folder, write_whole
-from experiments import launch, report
+from experiments import launch, overlaps, report
 from experiments.intervals import Interval, difference, ratio
 from experiments.runs import SPLIT
 from experiments.text_scores import Bin, by_length, draw, paired, said, texts_of
@@ -35,7 +37,10 @@ _TOKENIZE = flags.DEFINE_string("bleu_tokenize", "13a", "sacreBLEU's tokenizer."
 _BY_LENGTH = flags.DEFINE_integer(
     "by_length", None, "Score and draw texts in so many bins of source lengths.", lower_bound=1
 )
-FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, launch.PLOT)
+_BY_OVERLAP = flags.DEFINE_bool(
+    "by_overlap", False, "Score and draw the gain of passages by their overlap with the text."
+)
+FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, _BY_OVERLAP, launch.PLOT)
 
 _BASELINE = "baseline_"
 _IN_LOG = "validation"  # the split of evaluations between steps
@@ -71,13 +76,21 @@ def main(arguments: Sequence[str]) -> int:
     }
     bins = _bins(runs, SPLIT.value)
     tables[f"BLEU by the length of the source, {SPLIT.value}"] = lengths(bins)
+    gained = ({}, {})
+    if _BY_OVERLAP.value:
+        gained = overlaps.gains({n: run.results.get(SPLIT.value, {}) for n, run in runs.items()})
+    tables[f"Gain by overlap, nats a token, {SPLIT.value}"] = overlaps.table(*gained)
     for title, rows in tables.items():
         if len(rows) > 1:
             print(f"{title}\n{report.markdown(rows)}\n")
     if picture is None and page is None:
         return 0
-    drawn = "BLEU by length" if bins else "Learning curves"
-    figure = draw(bins) if bins else curves(runs, _METRIC.value)
+    if _BY_OVERLAP.value:
+        drawn, figure = "Gain by overlap", overlaps.draw(*gained)
+    elif bins:
+        drawn, figure = "BLEU by length", draw(bins)
+    else:
+        drawn, figure = "Learning curves", curves(runs, _METRIC.value)
     if picture is not None:
         viz.save(figure, picture)
     if page is not None:

@@ -93,7 +93,7 @@ def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if all(type(x) is float for x in each.values()):
             found[name] = sum(each.values()) / len(each)
             found |= {f"{member}/{name}": x for member, x in each.items()}
-        elif name == "examples":
+        elif name in ("examples", "chunks"):
             found[name] = {key: _mean([x[key] for x in each.values()]) for key in value}
     return found
 

@@ -4,7 +4,7 @@ Examples of one family, file or speaker are drawn together; a difference of two 
 groups for both. Source: Efron and Tibshirani 1993, chapters 6 and 8; of BLEU, Koehn 2004.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,28 @@ def bars(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]
     below = [max(x.value - x.low, 0.0) for x in intervals]
     above = [max(x.high - x.value, 0.0) for x in intervals]
     return [x.value for x in intervals], [below, above]
+
+
+def draw(
+    ticks: Sequence[str], lines: Mapping[str, Sequence[Interval]], xlabel: str, ylabel: str
+) -> Any:
+    """Draws lines of values, each with a value a tick and bars of its intervals."""
+    from crossattn.viz.figure import GRID, Picture
+
+    figure = Picture()
+    figure.set_size_inches(8, 4.5)
+    axes = figure.subplots()
+    for number, (name, line) in enumerate(lines.items()):
+        values, beyond = bars(line)
+        # Lines stand a little apart, or their bars would hide each other.
+        places = [place + 0.06 * (number - (len(lines) - 1) / 2) for place in range(len(ticks))]
+        axes.errorbar(places, values, beyond, marker="o", markersize=4, capsize=3, label=name)
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False).set_in_layout(False)  # or long names would leave the axes no room
+    return figure
 
 
 def ratio(values: Any, weights: Any, groups: Sequence[Any] | None = None) -> Interval:

@@ -7,7 +7,7 @@ from typing import Any
 from crossattn.train import processes
 from crossattn.train.storage import Folder, write_whole
 
-_LISTS = ("samples", "examples")  # which are in the file alone
+_LISTS = ("samples", "examples", "chunks")  # which are in the file alone
 
 
 def save(results: Mapping[str, Any], path: Folder) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments import launch
-from experiments.intervals import Interval, bars, of_texts
+from experiments import intervals, launch
+from experiments.intervals import Interval, of_texts
 
 Row = tuple[str, str, Interval, str]
 """Run, metric, interval, and what is said of it."""
@@ -163,19 +163,7 @@ def by_length(texts: Texts, bins: int, tokenize: str) -> list[Bin]:
 
 def draw(bins: Sequence[Bin]) -> Any:
     """Draws BLEU by the length of the source, a line a run, with bars of its intervals."""
-    from crossattn.viz.figure import GRID, Picture
-
-    figure = Picture()
-    figure.set_size_inches(8, 4.5)
-    axes, runs = figure.subplots(), list(bins[0].scores)
-    for number, name in enumerate(runs):
-        values, beyond = bars([own.scores[name] for own in bins])
-        # Lines of several runs stand a little apart, or their bars would hide each other.
-        places = [place + 0.06 * (number - (len(runs) - 1) / 2) for place in range(len(bins))]
-        axes.errorbar(places, values, beyond, marker="o", markersize=4, capsize=3, label=name)
-    axes.set_xticks(range(len(bins)), [own.words for own in bins])
-    axes.set(xlabel="length of the source", ylabel="BLEU", ylim=(0, None))
-    axes.grid(color=GRID)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    lines = {name: [own.scores[name] for own in bins] for name in bins[0].scores}
+    figure = intervals.draw([own.words for own in bins], lines, "length of the source", "BLEU")
+    figure.axes[0].set_ylim(0, None)
     return figure

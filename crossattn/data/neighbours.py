@@ -5,9 +5,9 @@
     database.nearest(vectors, chunks, count)       numbers of passages [n K], -1 for none
     database.passages(numbers)                     their tokens [n K R]
 
-Embeddings lie in a memory-mapped file, and nearness is the product of vectors of length 1, searched exactly:
-by faiss where it is installed, or else by numpy. What a chunk must not see is left out: passages of its own
-document, and passages of a paragraph that the chunk or what follows it has too.
+Embeddings lie in an index of faiss, which is written once and memory-mapped, and nearness is the product of
+vectors of length 1, searched exactly. What a chunk must not see is left out: passages of its own document,
+and passages of a paragraph that the chunk or what follows it has too.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from crossattn.data.documents import Chunks
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, needs
 from crossattn.data.tokenizers import Tokenizer
 from crossattn.files import put_folder
 
-_RECORD = "database.json"
-_ARRAYS = ("passages", "document", "paragraphs", "embeddings")
+_RECORD, _INDEX = "database.json", "embeddings.faiss"
+_ARRAYS = ("passages", "document", "paragraphs")
 _SPARE = 16  # candidates beyond those that are wanted, some of which are left out
 _ROWS = 1024  # chunks that are searched for together
 
@@ -46,16 +46,21 @@ def build(folder: Path, chunks: Chunks, tokenizer: Tokenizer, embed: Embedder) -
 
     Raises:
         DataError: there is no chunk.
+        ModuleNotFoundError: faiss is not installed.
     """
+    faiss = _faiss()
     if not len(chunks):
         raise DataError("the database would have no passage; expected documents to retrieve from")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as temporary:
         partial = Path(temporary) / folder.name
         partial.mkdir()
-        for name in _ARRAYS[:-1]:
+        for name in _ARRAYS:
             np.save(partial / f"{name}.npy", getattr(chunks, name))
-        np.save(partial / "embeddings.npy", _checked(embed(chunks.texts(tokenizer)), len(chunks)))
+        vectors = _checked(embed(chunks.texts(tokenizer)), len(chunks))
+        index = faiss.IndexFlatIP(vectors.shape[1])
+        index.add(vectors)
+        faiss.write_index(index, str(partial / _INDEX))
         record = _record(tokenizer, embed) | {"chunk": chunks.size, "passages": len(chunks)}
         (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         put_folder(partial, folder)
@@ -67,13 +72,13 @@ class Database:
 
     Attributes:
         chunks: of the documents that are retrieved from.
-        embeddings: of each chunk.
+        index: faiss's, of the embedding of each chunk.
         embed: makes the embeddings of texts.
         tokenizer: of the passages.
     """
 
     chunks: Chunks
-    embeddings: Float32[np.ndarray, "n E"]
+    index: Any
     embed: Any
     tokenizer: Tokenizer
 
@@ -83,11 +88,15 @@ class Database:
 
         Raises:
             DataError: it is no database, or one of another tokenizer or embedder, or it has no passage.
+            ModuleNotFoundError: faiss is not installed.
         """
+        faiss = _faiss()
         try:
             record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
             arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS]
-        except (OSError, ValueError) as error:
+            # IO_FLAG_MMAP alone would copy the vectors of a flat index into memory.
+            index = faiss.read_index(str(folder / _INDEX), faiss.IO_FLAG_MMAP_IFC)
+        except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"{folder} is no database of passages: {error}") from None
         for name, value in _record(tokenizer, embed).items():
             if record.get(name) != value:
@@ -95,12 +104,15 @@ class Database:
                     f"{folder} has passages of another {name}, {record.get(name)} and not {value}; "
                     "build it anew"
                 )
-        passages, document, paragraphs, embeddings = arrays
+        passages, document, paragraphs = arrays
         if not len(passages):
             raise DataError(f"{folder} has no passage; expected documents to retrieve from")
-        return cls(
-            Chunks(passages, record["chunk"], document, paragraphs), embeddings, embed, tokenizer
-        )
+        return cls(Chunks(passages, record["chunk"], document, paragraphs), index, embed, tokenizer)
+
+    @property
+    def embeddings(self) -> Float32[np.ndarray, "n E"]:
+        """The embedding of each chunk, copied from the index."""
+        return self.index.reconstruct_n()
 
     def vectors(self, chunks: Chunks) -> Float32[np.ndarray, "n E"]:
         """Returns the embeddings of other chunks."""
@@ -118,12 +130,11 @@ class Database:
         """
         found = np.full((len(vectors), count), -1, np.int64)
         rows, wanted = np.arange(len(vectors)), count + _SPARE
-        search = _searcher(self.embeddings)
         while len(rows):
             wanted, short = min(wanted, len(self.chunks)), []
             for first in range(0, len(rows), _ROWS):
                 some = rows[first : first + _ROWS]
-                near = search(np.ascontiguousarray(vectors[some]), wanted)
+                _, near = self.index.search(vectors[some], wanted)
                 seen = self._may_see(some, near, chunks)
                 for row, own, ok in zip(some, near, seen, strict=True):
                     best = own[ok][:count]
@@ -189,22 +200,10 @@ class CharacterNgrams:
         return found / np.maximum(np.linalg.norm(found, axis=-1, keepdims=True), 1e-9)
 
 
-def _searcher(embeddings: np.ndarray) -> Any:
-    """Returns a function (vectors [n E], count) -> numbers of the nearest [n count], in order."""
-    try:
+def _faiss() -> Any:
+    with needs("passages are searched with faiss", "retrieval"):
         import faiss
-    except ImportError:
-        return lambda vectors, count: _by_numpy(embeddings, vectors, count)
-    index = faiss.IndexFlatIP(embeddings.shape[1])
-    index.add(np.ascontiguousarray(embeddings))
-    return lambda vectors, count: index.search(vectors, count)[1]
-
-
-def _by_numpy(embeddings: np.ndarray, vectors: np.ndarray, count: int) -> np.ndarray:
-    scores = vectors @ embeddings.T
-    best = np.argpartition(-scores, count - 1, axis=-1)[:, :count]
-    order = np.argsort(-np.take_along_axis(scores, best, -1), axis=-1, kind="stable")
-    return np.take_along_axis(best, order, -1)
+    return faiss
 
 
 def _record(tokenizer: Tokenizer, embed: Embedder) -> dict[str, str]:

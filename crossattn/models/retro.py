@@ -249,7 +249,8 @@ class Retro(Decoder):
 
         Shares are means over heads and over blocks that read neighbours, and add up to 1; or to 0 where a
         token reads no passage. They say what is read, not what is used: on planted passages the one with
-        most mass is the one whose absence costs most at 52 to 77 % of places.
+        most mass is the one whose absence costs most at 52 to 77 % of places, where that with the greatest
+        ``analysis.scores.passage_slopes`` is at 99 %.
         """
         given = dict[str, Any](neighbours=neighbours, chunks=chunks, segment_ids=segment_ids)
         _, weights = self.hidden(tokens, **given, return_weights=True)

@@ -55,7 +55,7 @@ class Retrieval:
         """The passages, embedded once for all starts."""
         tokenizer, embed = self.corpus.tokenizer, self._embedder
         passages = self._cut(self._documents(self.data.passages))
-        named = [tokenizer.to_json(), embed.name, passages.size, len(passages)]
+        named = ["faiss", tokenizer.to_json(), embed.name, passages.size, len(passages)]
         key = hashlib.sha256(json.dumps(named).encode() + passages.passages.tobytes()).hexdigest()
         folder = prepared_dir(self.data.get("data_dir")) / "neighbours" / key[:16]
         if not folder.exists():
@@ -75,7 +75,7 @@ class Retrieval:
             chunks = self._cut(texts)
             own = split == self.data.passages
             vectors = self.database.embeddings if own else self.database.vectors(chunks)
-            found = self.database.nearest(np.asarray(vectors), chunks, self.data.neighbours)
+            found = self.database.nearest(vectors, chunks, self.data.neighbours)
             where, first = [], 0
             for number, each in enumerate(texts):
                 for start, tokens in documents.windows(each, self.data.target_len):

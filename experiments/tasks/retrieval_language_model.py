@@ -5,9 +5,12 @@ follows it has too. A model whose ``hidden`` takes no ``neighbours``, such as a 
 texts alone.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 import jax
@@ -154,7 +157,7 @@ class RetrievalLanguageModelTask(LanguageModelTask):
 
         ``bits_per_byte``, ``_without`` neighbours and with ``_random`` passages of the database;
         ``tokens_A_to_B`` and ``nll_A_to_B`` are those of the chunks with which their neighbours overlap as
-        much, see ``BINS``.
+        much, see ``BINS``, and "chunks" has those of each, for ``experiments.compare``.
         """
         results = base.Task.report(self, params, split, **options)
         found = results["examples"]
@@ -162,7 +165,10 @@ class RetrievalLanguageModelTask(LanguageModelTask):
         kinds = [name for name in found if name.startswith("nll")]
         for name in kinds:
             results[f"bits_per_byte{name[3:]}"] = float(sum(found[name]) / np.log(2) / size)
-        return results | (self._by_overlap(params, split) if self._reads else {})
+        chunks = self._chunks(params, split)
+        return (
+            results | {"chunks": chunks} | (_by_overlap(chunks) if self._reads and chunks else {})
+        )
 
     def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
         """Returns losses of windows, with their neighbours, without, with random ones; a group is a file."""
@@ -201,32 +207,22 @@ class RetrievalLanguageModelTask(LanguageModelTask):
         )
         return {**batch, "neighbours": np.where(there[..., None], drawn, 0)}
 
-    def _by_overlap(self, params: Any, split: str) -> dict[str, float]:
-        """Returns tokens and losses of the chunks that follow one with neighbours, by ``BINS``."""
-        m, examples = self.config.data.chunk, self.examples(split)
-        sums = np.zeros((len(BINS) - 1, 3))
-        for index, row in self._told(params, split):
+    def _chunks(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns overlaps, tokens and losses of all chunks that follow one with neighbours."""
+        m, examples, found = self.config.data.chunk, self.examples(split), defaultdict(list)
+        for index, row in sorted(self._told(params, split), key=itemgetter(0)):
             example = examples[index]
             truths, near = example["target"][m:], example["neighbours"]
             for u in range(len(near)):
                 truth = truths[u * m : (u + 1) * m]
                 if not near[u].any() or not len(truth):
                     continue
-                most = max(overlap(truth, passage) for passage in near[u])
-                place = np.searchsorted(BINS[1:-1], most, side="right")
                 part = slice((u + 1) * m - 1, (u + 1) * m - 1 + len(truth))
-                sums[place] += (
-                    row["weight"][part].sum(),
-                    row["nll"][part].sum(),
-                    row["nll_without"][part].sum(),
-                )
-        found = {}
-        for low, high, (count, nll, blind) in zip(BINS[:-1], BINS[1:], sums, strict=True):
-            if count:
-                name = f"{low:g}_to_{high:g}"
-                found |= {f"tokens_{name}": float(count), f"nll_{name}": float(nll / count)}
-                found |= {f"nll_without_{name}": float(blind / count)}
-        return found
+                found["overlap"].append(max(overlap(truth, passage) for passage in near[u]))
+                found["group"].append(example["group"])
+                for name, x in row.items():
+                    found[name].append(float(x[part].sum()))
+        return dict(found)
 
     def continued(
         self, params: Any, texts: Sequence[str], max_new_tokens: int | None = None, **search: Any
@@ -250,6 +246,19 @@ class RetrievalLanguageModelTask(LanguageModelTask):
     @cached_property
     def _writer(self) -> Writer:
         return Writer(self.retrieval, self.bind, self.config.data)
+
+
+def _by_overlap(chunks: Mapping[str, list[Any]]) -> dict[str, float]:
+    """Returns tokens and losses of chunks, by ``BINS``."""
+    found, places = {}, np.searchsorted(BINS[1:-1], chunks["overlap"], side="right")
+    for place, (low, high) in enumerate(pairwise(BINS)):
+        own = {k: x for k, x in chunks.items() if k not in ("overlap", "group")}
+        sums = {k: np.array(x)[places == place].sum() for k, x in own.items()}
+        if count := sums.pop("weight"):
+            bounds = f"{low:g}_to_{high:g}"
+            found[f"tokens_{bounds}"] = float(count)
+            found |= {f"{name}_{bounds}": float(x / count) for name, x in sums.items()}
+    return found
 
 
 def _without(batch: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Databases of passages: the nearest that a chunk may see, by brute force; leaks; and what is refused."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,8 +76,8 @@ def _paragraphs_of(number):
 def test_the_nearest_are_those_of_brute_force(database, monkeypatch, spare):
     monkeypatch.setattr(neighbours, "_SPARE", spare)
     monkeypatch.setattr(neighbours, "_ROWS", 7)
-    found = database.nearest(np.asarray(database.embeddings), CHUNKS, K)
-    vectors = np.asarray(database.embeddings, np.float64)
+    found = database.nearest(database.embeddings, CHUNKS, K)
+    vectors = database.embeddings.astype(np.float64)
     about = [_paragraphs_of(i) for i in range(len(CHUNKS))]
     for i, own in enumerate(found):
         allowed = [j for j in range(len(CHUNKS))
@@ -89,7 +91,7 @@ def test_a_planted_leak_is_caught(database):
     """A paragraph of three pages, once in other letters, is nearest to itself and is not retrieved."""
     leaking = [i for i in range(len(CHUNKS)) if LEAK.casefold() in _paragraphs_of(i)[1]]
     assert {_paragraphs_of(i)[0] for i in leaking} == {"page2", "page5", "page9"}
-    vectors = np.asarray(database.embeddings)[leaking]
+    vectors = database.embeddings[leaking]
     chosen = documents.Chunks(
         *(CHUNKS.passages[leaking], M, CHUNKS.document[leaking], CHUNKS.paragraphs[leaking])
     )
@@ -102,32 +104,44 @@ def test_a_planted_leak_is_caught(database):
     ).mean() > 0.6  # but for chunks that barely touch it
 
 
-def test_faiss_finds_what_numpy_finds(database):
-    pytest.importorskip("faiss")
-    vectors = np.asarray(database.embeddings)
-    by_faiss = neighbours._searcher(database.embeddings)(vectors, 9)
-    by_numpy = neighbours._by_numpy(vectors, vectors, 9)
-    found, expected = (np.take_along_axis(vectors @ vectors.T, x, -1) for x in (by_faiss, by_numpy))
-    np.testing.assert_allclose(found, expected, atol=1e-5)  # equal ones may change places
+def test_embeddings_in_the_index_are_those_of_the_chunks(database):
+    np.testing.assert_array_equal(
+        database.embeddings, CharacterNgrams()(CHUNKS.texts(TOKENIZER)), strict=True
+    )
 
 
 def test_a_chunk_that_may_see_too_little_gets_what_there_is(tmp_path):
     few = documents.cut(DOCUMENTS[:2], M, R)
     neighbours.build(tmp_path / "few", few, TOKENIZER, CharacterNgrams())
     opened = Database.open(tmp_path / "few", TOKENIZER, CharacterNgrams())
-    found = opened.nearest(np.asarray(opened.embeddings), few, len(few))
+    found = opened.nearest(opened.embeddings, few, len(few))
     sizes = [-(-len(each.tokens) // M) for each in DOCUMENTS[:2]]
     assert ((found >= 0).sum(-1) == np.repeat(sizes[::-1], sizes)).all()
     passages = opened.passages(found)
     assert passages.shape == (len(few), len(few), R) and not passages[found < 0].any()
 
 
-def test_embeddings_are_read_from_disk_and_a_database_is_built_once(database, tmp_path):
-    assert isinstance(database.embeddings, np.memmap)
-    before = (tmp_path / "passages" / "embeddings.npy").stat().st_mtime_ns
+def test_a_database_is_built_once(database, tmp_path):
+    names = {"database.json", "passages.npy", "document.npy", "paragraphs.npy", "embeddings.faiss"}
+    before = (tmp_path / "passages" / "embeddings.faiss").stat().st_mtime_ns
     neighbours.build(tmp_path / "passages", CHUNKS, TOKENIZER, CharacterNgrams(32))
-    assert (tmp_path / "passages" / "embeddings.npy").stat().st_mtime_ns == before
-    assert [path.name for path in tmp_path.iterdir()] == ["passages"]
+    assert (tmp_path / "passages" / "embeddings.faiss").stat().st_mtime_ns == before
+    assert {path.name for path in tmp_path.iterdir()} == {"passages"}
+    assert {path.name for path in (tmp_path / "passages").iterdir()} == names  # no vector twice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the mapped files as Linux does")
+def test_searches_read_one_mapped_index(database, tmp_path, monkeypatch):
+    faiss, path = pytest.importorskip("faiss"), tmp_path / "passages" / "embeddings.faiss"
+    lines = [x for x in Path("/proc/self/maps").read_text().splitlines() if x.endswith(str(path))]
+    assert len(lines) == 1 and lines[0].split()[1].startswith("r--")
+    for name in ("IndexFlatIP", "read_index", "knn"):
+        monkeypatch.setattr(faiss, name, None)  # neither built nor read again
+    vectors = CharacterNgrams()(CHUNKS.texts(TOKENIZER))
+    found = database.nearest(vectors, None, K)
+    np.testing.assert_array_equal(found[:1], database.nearest(vectors[:1], None, K))
+    best = -np.sort(-(vectors.astype(np.float64) @ vectors.T.astype(np.float64)), axis=-1)[:, :K]
+    np.testing.assert_allclose((vectors[found] @ vectors[..., None])[..., 0], best, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused_in_a_line(database, tmp_path):
@@ -143,9 +157,18 @@ def test_what_does_not_fit_is_refused_in_a_line(database, tmp_path):
     record = json.loads((tmp_path / "passages" / "database.json").read_text())
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "database.json").write_text(json.dumps(record))
-    for name in ("passages", "document", "paragraphs", "embeddings"):
+    for name in ("passages", "document", "paragraphs"):
         np.save(tmp_path / "empty" / f"{name}.npy", np.zeros((0, 1)))
+    index = tmp_path / "passages" / "embeddings.faiss"
+    (tmp_path / "empty" / index.name).write_bytes(index.read_bytes())
     with pytest.raises(DataError, match="empty has no passage; expected documents"):
+        Database.open(tmp_path / "empty", TOKENIZER, CharacterNgrams())
+    for content in (b"", b"no index", index.read_bytes()[:-1]):
+        (tmp_path / "empty" / index.name).write_bytes(content)
+        with pytest.raises(DataError, match="empty is no database of passages: "):
+            Database.open(tmp_path / "empty", TOKENIZER, CharacterNgrams())
+    (tmp_path / "empty" / index.name).unlink()
+    with pytest.raises(DataError, match="empty is no database of passages: .*No such file"):
         Database.open(tmp_path / "empty", TOKENIZER, CharacterNgrams())
     with pytest.raises(
         DataError, match="passages have 5 tokens; expected at least those of a chunk, 6"
@@ -153,6 +176,16 @@ def test_what_does_not_fit_is_refused_in_a_line(database, tmp_path):
         documents.cut(DOCUMENTS, M, 5)
     with pytest.raises(DataError, match="x has no paragraphs; expected a list of texts"):
         documents.read_documents([{"id": "x", "paragraphs": []}], TOKENIZER)
+
+
+def test_without_faiss_a_line_says_what_to_install(database, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    said = "faiss is not installed: pip install crossattn.retrieval.$"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        neighbours.build(tmp_path / "new", CHUNKS, TOKENIZER, CharacterNgrams())
+    with pytest.raises(ModuleNotFoundError, match=said):
+        Database.open(tmp_path / "passages", TOKENIZER, CharacterNgrams())
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("seed", range(5))
