@@ -1,0 +1,90 @@
+"""A recurrent translator, written from outside: cells read the source from both ends, others attend to it.
+
+    source [S] ─► embed ─► cells, from both ends ─► m [S D] ──────────┐ keys, values
+                                         │ last states                │
+    target [T] ─► embed ─► x ──────────► s_0 ─► cells that attend ◄───┘ ─► o [T D] ─► logits [T V]
+
+    s_0 = tanh(W [m_S; m_1])
+    c_t = attend(s_(t-1));  s_t = cell([x_t; c_t], s_(t-1));  o_t = maxout(W [s_t; x_t; c_t] + b)    Bahdanau
+    s_t = cell([x_t; o_(t-1)], s_(t-1));  c_t = attend(s_t);  o_t = tanh(W [c_t; s_t])               Luong
+
+Source: Bahdanau, Cho and Bengio 2015, "Neural Machine Translation by Jointly Learning to Align and
+Translate", section 3 and appendix A; Luong, Pham and Manning 2015, "Effective Approaches to Attention-based
+Neural Machine Translation", section 3.
+"""
+
+import jax.numpy as jnp
+
+from crossattn.nn import (
+    AdditiveAttention,
+    Autoregressive,
+    BlockConfig,
+    Encoded,
+    OutputConfig,
+    RecurrentDecoder,
+    RecurrentStack,
+    RecurrentStates,
+    TokenInput,
+    TokenOutput,
+    linear,
+)
+
+
+class Recurrent(Autoregressive):
+    """Source tokens [*B S] and target tokens so far [*B T] in, logits of the next one [*B T V] out."""
+
+    def __init__(
+        self,
+        source_size,
+        vocab_size,
+        dim,
+        *,
+        cell="gru",
+        attention=AdditiveAttention,
+        layers=1,
+        rngs,
+    ):
+        scheme = dict(positions="none", max_length=64)
+        self.source_input = TokenInput(source_size, dim, **scheme, rngs=rngs)
+        self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
+        self.encoder = RecurrentStack(cell, layers, dim, dim, rngs=rngs)
+        axes = dict(in_axes=("embed",), out_axes=(None, None, "mlp"))
+        parts = {"gru": 1, "lstm": 2}[cell]
+        self.bridge = linear(dim, (layers, parts, dim), **axes, rngs=rngs)
+        before = attention is AdditiveAttention
+        reads = dict(memory_dim=dim, before=before, feeding=not before)
+        self.decoder = RecurrentDecoder(
+            cell, layers, dim, attention=attention(dim, rngs=rngs), **reads, rngs=rngs
+        )
+        shape = BlockConfig.of(dim, num_heads=1, mlp_dim=None)
+        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+
+    def encode(self, source):
+        """Vectors [*B S D] of the source, and the decoder's first states [*B 1 L P D]; token 0 is padding."""
+        valid = source > 0
+        x, states = self.encoder(self.source_input(source), valid.astype(jnp.int32))
+        last = self.encoder.final(states[-1], valid[..., None, :])[..., 0, :]
+        return Encoded(x, valid), jnp.tanh(self.bridge(last))
+
+    def __call__(self, source, target_in):
+        encoded, first = self.encode(source)
+        carry = self.decoder.start(first[..., 0, :, :, :])
+        return self.logits(self.run(target_in, carry, self.decoder.read(encoded), 0)[0])
+
+    def run(self, tokens, carry, memory, start, **options):
+        """Vectors [*B T D] of tokens that begin at a position, the last carry, and the weights or None."""
+        positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[-1]), tokens.shape)
+        return self.decoder(self.target_input(tokens), carry, memory, positions, **options)
+
+    def prefill(self, batch, num_beams, cache_length, *, source):
+        """States that have read the source [B S]; they have no length."""
+        encoded, first = self.encode(source)
+        carry = self.decoder.start(jnp.broadcast_to(first, (batch, num_beams, *first.shape[2:])))
+        return RecurrentStates(*carry, self.decoder.read(encoded), jnp.zeros((), jnp.int32))
+
+    def decode_hidden(self, tokens, states, *, return_weights=False):
+        """Vectors [B J T D] of the next tokens, the new states, and the weights if they are asked for."""
+        carry, memory, start = (states.layers, states.fed), states.memory, states.position
+        x, carry, weights = self.run(tokens, carry, memory, start, return_weights=return_weights)
+        states = RecurrentStates(*carry, memory, start + tokens.shape[-1])
+        return (x, states, weights) if return_weights else (x, states)
