@@ -115,7 +115,7 @@ def log_likelihoods(model: Any, pairs: Pairs, edits: Any = None) -> Float[Array,
 
 
 def passage_slopes(model: Any, windows: Mapping[str, Any]) -> Float[Array, "B T K"]:
-    """Computes the slope of each token's log-likelihood for the weights on passage k of all chunks, times them.
+    """Computes slopes of each token's log-likelihood for the weights on passage k of all chunks, times them.
 
     It says on which passage a token rests, which the mass of attention does not: of planted passages the one
     with the greatest slope is the one whose absence costs most at 99 % of places, by mass at 58 %

@@ -133,11 +133,6 @@ class PointerGenerator(Transformer):
         """Computes -log p of labels and whether each is the likeliest; see ``CopyOutput.losses``."""
         return self.output.losses(hidden, labels, self.target_input.embedding, chunks=chunks)
 
-    @on_any_mesh
-    def logits(self, hidden: Copying) -> Float[Array, "*B T V"]:
-        """Computes log-probabilities of the next token, float32."""
-        return self.output.logits(hidden, self.target_input.embedding)
-
     def output_table(self) -> Any:
         """Raises ValueError: logits are no product with a table."""
         raise ValueError(

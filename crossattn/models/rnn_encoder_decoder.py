@@ -218,13 +218,11 @@ class RNNEncoderDecoder(Autoregressive):
         if target_segment_ids is not None:  # Their masks have the padding of the source too.
             encoded = replace(encoded, valid=None)
             packed = segment_starts(target_segment_ids), begin, allowed
-        if target_positions is None:
-            target_positions = jnp.arange(target_in.shape[-1])
         hidden, _, weights = self.decoder(
             self.target_input(target_in, target_positions, keys[1]),
             self.decoder.start(begin[..., 0, :, :, :]),
             self.decoder.read(encoded),
-            jnp.broadcast_to(target_positions, target_in.shape),
+            target_positions,
             texts=packed,
             key=keys[2],
             return_weights=return_weights,
@@ -257,26 +255,7 @@ class RNNEncoderDecoder(Autoregressive):
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         encoded, states = self.encode(source, source_segment_ids, None, None)
         begin = self._begin(states, _allowed(source, source_segment_ids, None))
-        begin = jnp.broadcast_to(begin, (batch, num_beams, *begin.shape[2:]))
-        layers, fed = self.decoder.start(begin)
-        return RecurrentStates(layers, fed, self.decoder.read(encoded), jnp.zeros((), jnp.int32))
-
-    @on_any_mesh
-    def decode_hidden(
-        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
-    ) -> Any:
-        """Computes the vectors [B J T D] of ``decode_step`` before its output layer, and the new states."""
-        positions = states.position + jnp.arange(tokens.shape[-1])
-        hidden, (layers, fed), weights = self.decoder(
-            self.target_input(tokens),
-            (states.layers, states.fed),
-            states.memory,
-            jnp.broadcast_to(positions, tokens.shape),
-            return_weights=return_weights,
-        )
-        position = states.position + tokens.shape[-1]
-        states = replace(states, layers=layers, fed=fed, position=position)
-        return (hidden, states, weights) if return_weights else (hidden, states)
+        return self.decoder.prefill(encoded, begin, batch, num_beams)
 
 
 def _attention(config: RNNEncoderDecoderConfig, memory_dim: int, rngs: nnx.Rngs) -> Any:

@@ -329,8 +329,8 @@ class Autoregressive(nnx.Module):
         return self.logits(hidden), *rest
 
     @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Applies the output layer: logits of the next token, float32."""
+    def logits(self, hidden: Any) -> Float[Array, "*B T V"]:
+        """Applies the output layer to what ``decode_hidden`` gives: logits of the next token, float32."""
         return self.output.logits(hidden, self.target_input.embedding)
 
     def output_table(self) -> Float[Array, "V D"]:

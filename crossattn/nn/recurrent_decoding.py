@@ -112,12 +112,56 @@ class RecurrentDecoder(nnx.Module):
         """Returns the carry of these first states: them, and the vectors that are fed, 0."""
         return layers, jnp.zeros_like(layers[..., 0, 0, :])
 
+    def prefill(
+        self,
+        encoded: Encoded,
+        layers: Float[Array, "B _ L P D"],
+        batch: int,
+        num_beams: int,
+    ) -> RecurrentStates:
+        """Makes decoding states of J sequences a row that begin with these states, and have no length."""
+        layers, fed = self.start(jnp.broadcast_to(layers, (batch, num_beams, *layers.shape[2:])))
+        return RecurrentStates(layers, fed, self.read(encoded), jnp.zeros((), jnp.int32))
+
+    def decode(
+        self,
+        embed: Any,
+        tokens: Int[Array, "B J T"],
+        states: RecurrentStates,
+        *,
+        memory_masks: None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Runs the steps of the next T tokens: vectors [B J T D], the new states, and the weights on request.
+
+        Args:
+          embed: makes vectors of tokens, their positions and a context, which is None here.
+          tokens: the next ones of each sequence.
+          states: of ``prefill``, or of the last call.
+          memory_masks: None; only ``DecoderStack`` has them.
+          return_weights: return the weights [1 B J 1 T S] too.
+
+        Raises:
+          ValueError: as the call does.
+        """
+        positions = states.position + jnp.arange(tokens.shape[-1])
+        x, (layers, fed), weights = self(
+            embed(tokens, positions, None),
+            (states.layers, states.fed),
+            states.memory,
+            positions,
+            return_weights=return_weights,
+        )
+        position = states.position + tokens.shape[-1]
+        states = replace(states, layers=layers, fed=fed, position=position)
+        return (x, states, weights) if return_weights else (x, states)
+
     def __call__(
         self,
         x: Float[Array, "*B T D"],
         carry: Carry,
         memory: Memory | None,
-        positions: Int[Array, "*B T"],
+        positions: Int[Array, "*#B T"] | None = None,
         *,
         texts: tuple[Array, Array, Array] | None = None,
         key: Key[Array, ""] | None = None,
@@ -129,7 +173,7 @@ class RecurrentDecoder(nnx.Module):
           x: embedded tokens.
           carry: of ``start``, or of the last call.
           memory: of ``read``.
-          positions: of the tokens in their texts.
+          positions: of the tokens in their texts; None is ``arange``.
           texts: of packed rows, where texts start [*B T], the first states of each token's text
             [*B T L P D], and the part of the source that each token may read [*B T S].
           key: turns dropout on.
@@ -142,7 +186,10 @@ class RecurrentDecoder(nnx.Module):
             raise ValueError(
                 "return_weights asks for attention, but this model has attention=None; leave it out."
             )
-        axis, T = positions.ndim - 1, positions.shape[-1]
+        axis, T = x.ndim - 2, x.shape[-2]
+        positions = jnp.broadcast_to(
+            jnp.arange(T) if positions is None else positions, x.shape[:-1]
+        )
         keys = None if key is None else jax.random.split(key, T)
         over_time = jax.tree.map(lambda a: jnp.moveaxis(a, axis, 0), (x, positions, texts))
 

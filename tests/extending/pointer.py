@@ -51,10 +51,6 @@ class Pointer(Autoregressive):
         inputs = self.target_input.embedding(tokens)
         return self.output(x, weights[-1][..., 0, :, :], inputs, source, read)
 
-    def logits(self, hidden):
-        """Log p [*B T V] of the next token, of what ``copying`` makes."""
-        return self.output.logits(hidden, self.target_input.embedding)
-
     def __call__(self, source, target_in):
         encoded = self.encode(source)
         states = self.decoder.read(source=encoded)

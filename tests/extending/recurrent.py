@@ -23,7 +23,6 @@ from crossattn.nn import (
     OutputConfig,
     RecurrentDecoder,
     RecurrentStack,
-    RecurrentStates,
     TokenInput,
     TokenOutput,
     linear,
@@ -69,22 +68,10 @@ class Recurrent(Autoregressive):
     def __call__(self, source, target_in):
         encoded, first = self.encode(source)
         carry = self.decoder.start(first[..., 0, :, :, :])
-        return self.logits(self.run(target_in, carry, self.decoder.read(encoded), 0)[0])
-
-    def run(self, tokens, carry, memory, start, **options):
-        """Vectors [*B T D] of tokens that begin at a position, the last carry, and the weights or None."""
-        positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[-1]), tokens.shape)
-        return self.decoder(self.target_input(tokens), carry, memory, positions, **options)
+        return self.logits(
+            self.decoder(self.target_input(target_in), carry, self.decoder.read(encoded))[0]
+        )
 
     def prefill(self, batch, num_beams, cache_length, *, source):
         """States that have read the source [B S]; they have no length."""
-        encoded, first = self.encode(source)
-        carry = self.decoder.start(jnp.broadcast_to(first, (batch, num_beams, *first.shape[2:])))
-        return RecurrentStates(*carry, self.decoder.read(encoded), jnp.zeros((), jnp.int32))
-
-    def decode_hidden(self, tokens, states, *, return_weights=False):
-        """Vectors [B J T D] of the next tokens, the new states, and the weights if they are asked for."""
-        carry, memory, start = (states.layers, states.fed), states.memory, states.position
-        x, carry, weights = self.run(tokens, carry, memory, start, return_weights=return_weights)
-        states = RecurrentStates(*carry, memory, start + tokens.shape[-1])
-        return (x, states, weights) if return_weights else (x, states)
+        return self.decoder.prefill(*self.encode(source), batch, num_beams)
