@@ -144,10 +144,10 @@ class RecurrentDecoder(nnx.Module):
         Raises:
           ValueError: as the call does.
         """
-        positions = states.position + jnp.arange(tokens.shape[-1])
+        positions = jnp.asarray(states.position) + jnp.arange(tokens.shape[-1])
         x, (layers, fed), weights = self(
             embed(tokens, positions, None),
-            (states.layers, states.fed),
+            (jnp.asarray(states.layers), jnp.asarray(states.fed)),
             states.memory,
             positions,
             return_weights=return_weights,
