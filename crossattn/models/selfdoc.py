@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.nn.blocks import Block, BlockState
+from crossattn.nn.blocks import Block
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import TokenInput
@@ -337,8 +337,8 @@ class Side(nnx.Module):
         valid = jnp.asarray(own.readable & other.readable)
         keys = _normed(other, others.agreeing).vectors
         memory = self.agreeing.cross.memory(keys, valid=valid, values_of=values)
-        state = BlockState(memories={"cross": memory})
-        return self.agreeing(jnp.asarray(own.vectors), state, key, memory_masks={"other": mask})[0]
+        reads: dict[str, Any] = dict(memories={"other": memory}, memory_masks={"other": mask})
+        return self.agreeing(jnp.asarray(own.vectors), key=key, **reads)[0]
 
     def read(
         self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any

@@ -141,8 +141,9 @@ class Block(nnx.Module):
           state: memories that ``read`` has projected, and a cache for sequences that come piece by piece;
             None is neither.
           key: turns dropout on.
-          memories: ``Encoded`` or vectors [*B S M], by name, for the sublayers whose memories are not in
-            the state.
+          memories: by name, ``Encoded``, vectors [*B S M], or a ``Memory`` that is projected already (by
+            ``memory`` of the sublayer with ``values_of``, for example), for the sublayers whose memories are
+            not in the state.
           mask: the whole mask of self-attention: ``causal() & segments(s)``, ``causal() | prefix(n)``,
             ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal where
             the sublayer is, and everything where it is not. In causal sublayers, bands without offset or
@@ -236,7 +237,7 @@ class Block(nnx.Module):
         """Projects the memories for each sublayer that reads one.
 
         Args:
-          memories: ``Encoded`` or vectors [*B S M], by name.
+          memories: ``Encoded``, vectors [*B S M] or a ``Memory`` that is projected already, by name.
         """
         return BlockState(
             memories={
@@ -312,7 +313,9 @@ def check_names(
 
 
 def _read(attention: Any, memory: Any) -> Any:
-    """Projects ``Encoded`` or bare vectors by ``attention``."""
+    """Projects ``Encoded`` or bare vectors by ``attention``; a ``Memory`` is projected already."""
+    if isinstance(memory, Memory):
+        return memory
     if isinstance(memory, Encoded):
         return attention.memory(memory.vectors, valid=memory.valid, positions=memory.positions)
     return attention.memory(memory)

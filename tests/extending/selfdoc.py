@@ -19,7 +19,6 @@ from flax import nnx
 from crossattn.nn import (
     Block,
     BlockConfig,
-    BlockState,
     ClassOutput,
     Encoded,
     EncoderBlock,
@@ -55,7 +54,7 @@ class Side(nnx.Module):
         values = self.agreeing.cross_residual.pre_norm(own)
         keys = other.agreeing.cross_residual.pre_norm(theirs)
         memory = self.agreeing.cross.memory(keys, values_of=values, valid=valid)
-        return self.agreeing(own, BlockState(memories={"cross": memory}))[0]
+        return self.agreeing(own, memories={"other": memory})[0]
 
     def read(self, own, other, theirs, valid):
         """Queries of ``own`` [*B R D], and keys and values of ``theirs``."""
