@@ -61,7 +61,7 @@ def draw(
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.grid(color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False).set_in_layout(False)  # or long names would leave the axes no room
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
     return figure
 
 
