@@ -41,7 +41,7 @@ def get_config(arg: str = ""):
             **ATTENTION[attention],
         ),
         loss=parts.translation_loss(),
-        # AdamW at 2e-3 has a BLEU of 15.8 after the steps in which this has 17.5; 1e-2 diverges.
+        # After 800 steps on French: 2.90 nats and BLEU 16.3; AdamW at 2e-3 3.00 and 15.8. 1e-2 diverges.
         optim=parts.adamw(name="muon", learning_rate=4e-3, schedule="cosine"),
         evaluate=parts.evaluate(),
     )
