@@ -74,11 +74,10 @@ def main(arguments: Sequence[str]) -> int:
         f"Baselines, {SPLIT.value}": baselines(runs, SPLIT.value),
         f"Differences to {next(iter(runs))}": differences(runs, SPLIT.value, _TOKENIZE.value),
     }
-    bins = _bins(runs, SPLIT.value)
+    results = {name: run.results.get(SPLIT.value, {}) for name, run in runs.items()}
+    bins = _bins(results)
     tables[f"BLEU by the length of the source, {SPLIT.value}"] = lengths(bins)
-    gained = ({}, {})
-    if _BY_OVERLAP.value:
-        gained = overlaps.gains({n: run.results.get(SPLIT.value, {}) for n, run in runs.items()})
+    gained = overlaps.gains(results) if _BY_OVERLAP.value else ({}, {})
     tables[f"Gain by overlap, nats a token, {SPLIT.value}"] = overlaps.table(*gained)
     for title, rows in tables.items():
         if len(rows) > 1:
@@ -202,10 +201,12 @@ def _paired(
     }
 
 
-def _bins(runs: Mapping[str, RunRecord], split: str) -> list[Bin]:
+def _bins(results: Mapping[str, Any]) -> list[Bin]:
     if _BY_LENGTH.value is None:
         return []
-    texts = texts_of({name: run.results.get(split, {}) for name, run in runs.items()})
+    if _BY_OVERLAP.value:
+        raise launch.Refused("--by_length and --by_overlap are one picture each; give one of them.")
+    texts = texts_of(results)
     if texts is None:
         raise launch.Refused("a run has no texts to score by length; evaluate each of them first.")
     return by_length(texts, _BY_LENGTH.value, _TOKENIZE.value)

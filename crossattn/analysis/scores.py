@@ -125,9 +125,16 @@ def passage_slopes(model: Any, windows: Mapping[str, Any]) -> Float[Array, "B T 
       model: a ``Retro``.
       windows: arrays ``target_in``, ``target_out``, ``target_segment_ids`` [B T], 0 for padding, and
         ``neighbours`` [B C K R].
+
+    Raises:
+      ValueError: the decoder reads no passages.
     """
     site, (K, R) = f"{_CHUNKED}.values", windows["neighbours"].shape[-2:]
-    layers = sites(model)[site].layers
+    if (own := sites(model).get(site)) is None:
+        raise ValueError(
+            f"{type(model).__name__} has no {site}; expected a model that reads passages."
+        )
+    layers = own.layers
     tokens, neighbours, segments = (
         jnp.asarray(windows[name]) for name in ("target_in", "neighbours", "target_segment_ids")
     )

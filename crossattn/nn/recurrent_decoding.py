@@ -129,7 +129,7 @@ class RecurrentDecoder(nnx.Module):
         tokens: Int[Array, "B J T"],
         states: RecurrentStates,
         *,
-        memory_masks: None = None,
+        memory_masks: Any = None,
         return_weights: bool = False,
     ) -> Any:
         """Runs the steps of the next T tokens: vectors [B J T D], the new states, and the weights on request.
@@ -142,8 +142,12 @@ class RecurrentDecoder(nnx.Module):
           return_weights: return the weights [1 B J 1 T S] too.
 
         Raises:
-          ValueError: as the call does.
+          ValueError: as the call does, or ``memory_masks`` is given.
         """
+        if memory_masks is not None:
+            raise ValueError(
+                "memory_masks was given, and a recurrent decoder has none; leave it out."
+            )
         positions = jnp.asarray(states.position) + jnp.arange(tokens.shape[-1])
         x, (layers, fed), weights = self(
             embed(tokens, positions, None),

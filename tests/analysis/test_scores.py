@@ -138,3 +138,11 @@ def test_every_score_has_a_number_for_each_pair_of_tokens(model, pairs):
     for name, score in scores.SCORES.items():
         assert jax.eval_shape(lambda s=score: s(model, pairs)).shape == (B, T, S), name
     assert xa.analysis.scores is scores
+
+
+def test_slopes_of_passages_need_a_decoder_that_reads_some(model, pairs):
+    windows = {**pairs, "neighbours": np.ones((2, 2, 2, 3), np.int32)}
+    with pytest.raises(
+        ValueError, match="has no decoder.chunked.values; expected a model that reads"
+    ):
+        scores.passage_slopes(model, windows)

@@ -102,3 +102,5 @@ def test_the_command_prints_and_draws_gains(runs, tmp_path, launched):
     assert code == 0 and "Gain by overlap, nats a token, test" in said
     assert f"{tmp_path / 'retro'} over no passages" in said
     assert picture.stat().st_size > 1000 and "<h2>Gain by overlap</h2>" in page.read_text()
+    code, _, said = launched(*given, "--by_overlap", "--by_length=5")
+    assert code != 0 and "--by_length and --by_overlap are one picture each; give one of" in said

@@ -284,6 +284,11 @@ def test_what_needs_more_than_its_states_have_is_refused_in_a_sentence():
         run(draft=draft)
     with pytest.raises(ValueError, match=r"RecurrentStates has no pad_left\(\); decode with pre"):
         run(prefix=[[1], [1, 4], [1, 5]])
+    masked = functools.partial(model.decoder.decode, model.embed, jnp.zeros((BATCH, 1, 1), int))
+    with pytest.raises(
+        ValueError, match=r"^memory_masks was given, and a recurrent decoder has none"
+    ):
+        masked(states, memory_masks=lambda rows, context: {})
     large = bound(translator(decoder_layers=1))
     draft = ModelDraft(model.decode_step, lambda n: model.prefill(BATCH, 1, n, **read), 2)
     with pytest.raises(ValueError, match=r"RecurrentStates has no rewind\(\)"):
