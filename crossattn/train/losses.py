@@ -32,8 +32,8 @@ def cross_entropy(
         z_loss: factor of log(Z)^2, which keeps the normaliser near 1 (PaLM, section 5).
 
     Returns:
-        The loss, and float32 sums without gradient: "loss", "nll" (no smoothing, no z-loss), "correct" (the
-        label has the highest logit), "weight".
+        The loss, and float32 sums without gradient: "loss", "nll" (no smoothing, no z-loss), "correct" (no
+        logit is higher than the label's; 1 / V where all are equal), "weight".
 
     Raises:
         ValueError: label_smoothing is outside [0, 1), or the shapes do not match.
@@ -95,7 +95,12 @@ def token_losses(
         loss = (1.0 - label_smoothing) * nll + label_smoothing * (log_z - mean)
     if z_loss:
         loss = loss + z_loss * jnp.square(log_z)
-    return (loss, nll, (label_score >= highest).astype(jnp.float32)), log_z
+    lowest = jnp.min(logits, axis=-1)
+    if over:
+        lowest = jax.lax.pmin(lowest, over)
+    chosen = jnp.where(highest > lowest, 1.0, 1.0 / _vocab_size(logits, over))
+    correct = jnp.where(label_score >= highest, chosen, 0.0)
+    return (loss, nll, correct), log_z
 
 
 def weighted_sums(

@@ -50,6 +50,14 @@ def test_loss_and_gradient_are_those_of_the_definition(example, smoothing, z_los
     assert float(sums["correct"]) == hits.sum()
 
 
+def test_uniform_logits_are_right_by_chance_alone():
+    """Also beside others: a model that says nothing is no good one."""
+    logits, labels = jnp.zeros((1, 3, 8)).at[0, 2, 5].set(1.0), jnp.array([[0, 7, 5]])
+    for chosen, right in (([1, 1, 0], 2 / 8), ([1, 1, 1], 1 + 2 / 8)):
+        sums = cross_entropy(logits, labels, jnp.array([chosen], jnp.float32))[1]
+        assert float(sums["correct"]) == right
+
+
 def test_what_padding_holds_never_reaches_loss_or_gradient(example):
     logits, labels, weights = map(np.array, example)
     weights[0, :2] = 0
