@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from crossattn.models.attention_sum_reader import (
+    AttentionSumReader,
+    AttentionSumReaderConfig,
+)
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.clip import CLIP, CLIPConfig
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
@@ -36,6 +40,8 @@ from crossattn.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
     "Architecture",
+    "AttentionSumReader",
+    "AttentionSumReaderConfig",
     "Bert",
     "BertConfig",
     "CLIP",

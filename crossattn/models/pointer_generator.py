@@ -6,16 +6,12 @@
     a [T S]  weights of the last layer's reading ◄────────────────────────────────────┘
     p_gen    = sigmoid(w_c . sum_i a_i m_i + w_s . s + w_x . e + b)
     p(w)     = p_gen p_vocab(w) + (1 - p_gen) sum_i a_i [x_i = w]
-    p(w)     = sum_i a_i [x_i = w]                                          generates=False: it only points
 
 Both sides share a vocabulary of sub-words, so that every token of the source has a place in p_vocab, and a
-rare word is copied piece by piece. ``nn.CopyOutput`` has the mixture. A model that only points answers
-questions with a token of the passage: the passage is the source, the question the beginning of the target,
-and the probability of an answer the sum of attention over its occurrences. Its last feed-forward network has
-then no part in the output.
+rare word is copied piece by piece. ``nn.CopyOutput`` has the mixture; ``attention_sum_reader`` only points.
 
 Source: See et al. 2017, "Get To The Point: Summarization with Pointer-Generator Networks", section 2.2, whose
-encoder and decoder are LSTMs; Kadlec et al. 2016, "Text Understanding with the Attention Sum Reader Network".
+encoder and decoder are LSTMs.
 """
 
 from dataclasses import dataclass, replace
@@ -40,11 +36,9 @@ class PointerGeneratorConfig(TransformerConfig):
 
     Attributes:
       copy_heads: heads of the last layer whose mean of weights points; None is all.
-      generates: also generate tokens, or only point.
     """
 
     copy_heads: Count | None = 1
-    generates: bool = True
 
 
 def tiny(**changes: Any) -> PointerGeneratorConfig:
@@ -80,12 +74,7 @@ class PointerGenerator(Transformer):
         super().__init__(config, rngs=rngs)
         memory_dim = (config.encoder_block or config.block).dim
         self.output = CopyOutput(
-            self.output,
-            config.vocab_size,
-            config.block,
-            memory_dim,
-            generates=config.generates,
-            rngs=rngs,
+            self.output, config.vocab_size, config.block, memory_dim, rngs=rngs
         )
         self.copy_heads = config.copy_heads
 

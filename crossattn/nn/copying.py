@@ -1,6 +1,7 @@
-"""The output head of a pointer-generator: the next token is generated, or copied from the source.
+"""Distributions over tokens by attention to a source: the sum of weights over the places of each token.
 
-The distribution is never stored for a whole text: a loss needs it a chunk of tokens at a time.
+A pointer-generator's head mixes it with a generated token. That distribution is never stored for a whole
+text: a loss needs it a chunk of tokens at a time.
 """
 
 import functools
@@ -18,7 +19,33 @@ from crossattn.nn.sublayers import BlockConfig
 from crossattn.types import AnyArray, Array, Float, Int
 
 FLOOR = 1e-4
-"""The probability of a head that only points for all tokens together, so that no loss is infinite."""
+"""The probability of all tokens together where a model only points, so that no loss is infinite."""
+
+
+def summed(
+    weights: Float[AnyArray, "*B T S"], source: Int[AnyArray, "*B T S"], vocab_size: int
+) -> Float[Array, "*B T V"]:
+    """Computes sum_i a_i [x_i = w] of each token w, float32."""
+    lead, S = weights.shape[:-1], weights.shape[-1]
+    rows = jnp.arange(math.prod(lead))[:, None]
+    found = jnp.zeros((math.prod(lead), vocab_size), jnp.float32)
+    found = found.at[rows, source.reshape(-1, S)].add(weights.reshape(-1, S))
+    return found.reshape(*lead, vocab_size)
+
+
+def pointed(
+    weights: Float[AnyArray, "*B T S"], source: Int[AnyArray, "*#B S"], vocab_size: int
+) -> Float[Array, "*B T V"]:
+    """Computes log p of every token of a model that only points, float32.
+
+    All tokens share ``FLOOR``, and what the weights lack to 1: where nothing may be read, all are alike.
+
+    Source: Kadlec et al. 2016, "Text Understanding with the Attention Sum Reader Network", equation 3.
+    """
+    weights = weights.astype(jnp.float32)
+    source = jnp.broadcast_to(source[..., None, :], weights.shape)
+    rest = FLOOR + (1 - FLOOR) * (1 - weights.sum(-1, keepdims=True))
+    return jnp.log((1 - FLOOR) * summed(weights, source, vocab_size) + rest / vocab_size)
 
 
 @jax.tree_util.register_dataclass
@@ -51,10 +78,8 @@ class CopyOutput(nnx.Module):
       vocab_size: V.
       block: shape of the decoder's blocks.
       memory_dim: size of the encoder's vectors, M.
-      generates: False only points: p_gen is ``FLOOR`` and p_vocab uniform.
 
-    Source: See et al. 2017, "Get To The Point", equations 8 and 9; Kadlec et al. 2016, "Text Understanding
-    with the Attention Sum Reader Network", equation 3, for pointing alone.
+    Source: See et al. 2017, "Get To The Point", equations 8 and 9.
     """
 
     def __init__(
@@ -64,22 +89,19 @@ class CopyOutput(nnx.Module):
         block: BlockConfig,
         memory_dim: int,
         *,
-        generates: bool = True,
         rngs: nnx.Rngs,
     ):
         options: dict[str, Any] = dict(
             in_axes=("embed",), out_axes=(None,), dtype=block.dtype, rngs=rngs
         )
-        self.tokens = tokens if generates else None
-        self.of_vector = linear(block.dim, 1, **options) if generates else None
-        self.of_input = linear(block.dim, 1, use_bias=False, **options) if generates else None
-        self.of_source = linear(memory_dim, 1, use_bias=False, **options) if generates else None
+        self.tokens = tokens
+        self.of_vector = linear(block.dim, 1, **options)
+        self.of_input = linear(block.dim, 1, use_bias=False, **options)
+        self.of_source = linear(memory_dim, 1, use_bias=False, **options)
         self.vocab_size = vocab_size
 
     def read(self, encoded: Float[Array, "*B S M"]) -> Float[Array, "*B S"]:
         """Computes w_c . h of each vector of the encoder, whose mean by ``weights`` is the gate's."""
-        if self.of_source is None:
-            return jnp.zeros(encoded.shape[:-1], jnp.float32)
         return self.of_source(encoded)[..., 0].astype(jnp.float32)
 
     def __call__(
@@ -100,9 +122,6 @@ class CopyOutput(nnx.Module):
         """
         weights = weights.astype(jnp.float32)
         source = jnp.broadcast_to(source[..., None, :], weights.shape)
-        if self.of_vector is None:
-            gate = jnp.full(vectors.shape[:-1], math.log(FLOOR / (1 - FLOOR)), jnp.float32)
-            return Copying(vectors, weights, source, gate)
         gate = (self.of_vector(vectors) + self.of_input(inputs))[..., 0].astype(jnp.float32)
         return Copying(vectors, weights, source, gate + (weights * read[..., None, :]).sum(-1))
 
@@ -156,19 +175,13 @@ class CopyOutput(nnx.Module):
 
     def _generated(self, hidden: Copying, embedding: Embedding) -> Float[Array, "*B T V"]:
         """Computes log p_vocab."""
-        if self.tokens is None:
-            shape = (*hidden.vectors.shape[:-1], self.vocab_size)
-            return jnp.full(shape, -math.log(self.vocab_size), jnp.float32)
         vectors: Any = hidden.vectors
         return jax.nn.log_softmax(self.tokens.logits(vectors, embedding))
 
     def _mixed(self, hidden: Copying, generated: Float[Array, "*B T V"]) -> Float[Array, "*B T V"]:
-        lead, S = hidden.weights.shape[:-1], hidden.weights.shape[-1]
-        rows = jnp.arange(math.prod(lead))[:, None]
-        copied = jnp.zeros((math.prod(lead), self.vocab_size), jnp.float32)
-        copied = copied.at[rows, hidden.source.reshape(-1, S)].add(hidden.weights.reshape(-1, S))
         log_gen, log_copy = _gates(hidden)
-        copied = log_copy[..., None] + _log(copied.reshape(generated.shape))
+        copied = _log(summed(hidden.weights, hidden.source, self.vocab_size))
+        copied = log_copy[..., None] + copied
         return jnp.logaddexp(log_gen[..., None] + generated, copied)
 
 

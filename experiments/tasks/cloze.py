@@ -1,11 +1,9 @@
 """Cloze questions: a model reads a passage and a question, and answers with a token of the passage.
 
 The source is the passage; the target is the question, with ``___`` where the answer stood, then the answer.
-The loss counts the answer alone. A ``transformer`` generates it, and a ``pointer_generator`` with
-``generates=False`` points, so that the probability of an answer is the sum of attention over its occurrences.
+The loss counts the answer alone, which a ``transformer`` generates; ``pointing`` is for models that point.
 
-Source: Hermann et al. 2015, "Teaching machines to read and comprehend"; Kadlec et al. 2016, "Text
-understanding with the attention sum reader network", section 4.
+Source: Hermann et al. 2015, "Teaching machines to read and comprehend".
 """
 
 from collections import Counter
@@ -45,7 +43,11 @@ class Question:
 
 
 class ClozeTask(TextTask):
-    """An encoder-decoder, and examples {"id", "source", "target"} as the source `cloze` gives them."""
+    """An encoder-decoder, and examples {"id", "source", "target"} as the source `cloze` gives them.
+
+    Attributes:
+      asked: words besides the answers that are one token.
+    """
 
     sections = {
         "data": PairData,
@@ -57,6 +59,7 @@ class ClozeTask(TextTask):
     headline = ("exact_match", "max")
     asks = protocols.TranslationModel
     memory = ("source",)
+    asked: tuple[str, ...] = ()
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -94,12 +97,12 @@ class ClozeTask(TextTask):
                     f"question {each['id']} asks for {question.answer!r}, which is not in its passage; leave"
                     " it out."
                 )
-        for name in sorted({question_of(each).answer for each in read}):
+        for name in sorted({*self.asked, *(question_of(each).answer for each in read)}):
             count = len(tokenizer.encode(f"a {name}")) - len(tokenizer.encode("a"))
             if count != 1:
                 raise SettingsError(
-                    f"the answer {name!r} is {count} tokens; expected one: give config.tokenizer.vocab_size"
-                    " more than it has."
+                    f"{name!r} is {count} tokens; expected one: give config.tokenizer.vocab_size more than it"
+                    " has."
                 )
         ends = len(tokenizer.frame)
         for side, part in (("source", "passage"), ("target", "question with its answer")):
@@ -113,9 +116,7 @@ class ClozeTask(TextTask):
 
     def told(self, batch: Any) -> Any:
         """Returns the mask [B T] of the answers: of each text the last token before its end."""
-        own = batch["target_segment_ids"]
-        after = [jnp.pad(own[:, n:], ((0, 0), (0, n))) for n in (1, 2)]
-        return (own > 0) & (after[0] == own) & (after[1] != own)
+        return answer_places(batch["target_segment_ids"])
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         scores = super().scores(sums)
@@ -138,8 +139,9 @@ class ClozeTask(TextTask):
         """Returns loss [B] and exact match [B] of the answer of each row."""
         model, told = self.bind(params), self.told(batch)
         logits = model.logits(self.read_source(model, batch, None)[0])
-        nll = token_losses(logits, batch["target_out"], 0.0, 0.0)[0][1]
-        right = logits.argmax(-1) == batch["target_out"]
+        labels = self.labels(batch)
+        nll = token_losses(logits, labels, 0.0, 0.0)[0][1]
+        right = logits.argmax(-1) == labels
         return (nll * told).sum(-1), (right & told).sum(-1).astype(nll.dtype)
 
     def baselines(self, split: str) -> dict[str, float]:
@@ -158,6 +160,12 @@ class ClozeTask(TextTask):
             "nearest": lambda q: nearest(q, *best),
         }
         return {f"{n}_exact_match": exact_match(asked, answer) for n, answer in answers.items()}
+
+
+def answer_places(segment_ids: Any) -> Any:
+    """Returns where the answers of targets [B T] stand: of each text the last token before its end."""
+    after = [jnp.pad(segment_ids[:, n:], ((0, 0), (0, n))) for n in (1, 2)]
+    return (segment_ids > 0) & (after[0] == segment_ids) & (after[1] != segment_ids)
 
 
 def question_of(example: Mapping[str, Any]) -> Question:

@@ -58,6 +58,22 @@ class TranslationModel(Head, Generator, Protocol):
     ): ...
 
 
+class PointingModel(Head, Protocol):
+    """Passages [B S] and questions [B T] in, log p [B T V] of what stands at each place and weights out."""
+
+    def hidden(
+        self,
+        source,
+        target,
+        *,
+        candidates,
+        source_segment_ids,
+        target_segment_ids,
+        key,
+        return_weights,
+    ): ...
+
+
 class CaptioningModel(Head, Generator, Protocol):
     """Pictures or sounds [B ...] and texts [B T] in, vectors [B T D] and weights or None out."""
 

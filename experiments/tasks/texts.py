@@ -178,10 +178,14 @@ class TextTask(base.Task):
         told, table = self.told(batch), None
         if self.checkpoint is not None:  # its output layer may have a bias
             hidden, table = model.output_product(hidden)
-        return token_loss(model, hidden, batch["target_out"], told, self.config.loss, table)
+        return token_loss(model, hidden, self.labels(batch), told, self.config.loss, table)
+
+    def labels(self, batch: Any) -> Any:
+        """Returns the tokens [B T] that the model is to say at each place."""
+        return batch["target_out"]
 
     def told(self, batch: Any) -> Any:
-        """Returns the mask [B T] of the tokens of ``target_out`` that the loss counts."""
+        """Returns the mask [B T] of the ``labels`` that the loss counts."""
         return batch["target_segment_ids"] > 0
 
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):

@@ -10,21 +10,34 @@ from crossattn.nn.copying import FLOOR
 from experiments.errors import SettingsError
 from experiments.settings import check
 from experiments.tasks import make_task
-from experiments.tasks.cloze import Question, most_frequent, nearest, question_of
+from experiments.tasks.cloze import (
+    Question,
+    answer_places,
+    most_frequent,
+    nearest,
+    question_of,
+)
 
 EXAMPLE = {"id": "a#1", "source": "enta red . entb blue .", "target": "___ azure entb"}
 
 
 @pytest.fixture(scope="module", params=help_cloze.ANSWERS)
 def task(request):
-    return make_task(help_cloze.get_config(f"{request.param},tiny"))
+    return make_task(packed(request.param))
+
+
+def packed(variant):
+    config = help_cloze.get_config(f"{variant},tiny")
+    config.data.mode = "pack"
+    return config
 
 
 @pytest.mark.quick(1)
 def test_only_the_answer_counts_in_packed_rows(task):
     batch = next(task.train_iterator(0, 1))
-    told, tokenizer = np.asarray(task.told(batch)), task.corpus.tokenizer
+    told, tokenizer = np.asarray(answer_places(batch["target_segment_ids"])), task.corpus.tokenizer
     assert told.sum() == sum(len(set(row[row > 0])) for row in batch["target_segment_ids"])
+    assert np.asarray(task.told(batch)).sum() == told.sum()
     assert (batch["target_segment_ids"].max(1) > 1).any()  # several in a row
     for ids in batch["target_out"][told]:
         assert tokenizer.decode([ids]).strip().startswith("ent")
@@ -33,28 +46,59 @@ def test_only_the_answer_counts_in_packed_rows(task):
     )
     first, second = tokenizer.encode("enta a enta")[0], tokenizer.encode("a enta")[-1]
     assert first == second  # a passage may begin with its answer
-    params = task.init(jax.random.key(0))
+
+
+def test_a_generated_answer_alone_has_a_loss():
+    task = make_task(help_cloze.get_config("generate,tiny"))
+    batch, params = next(task.train_iterator(0, 1)), task.init(jax.random.key(0))
+    told, labels = np.asarray(task.told(batch)), batch["target_out"]
     loss = jax.jit(lambda batch: task.loss(params, batch, None)[0])
-    other = np.where(told, batch["target_out"], 5)
-    assert loss(batch) == loss({**batch, "target_out": other})
-    assert loss(batch) != loss({**batch, "target_out": np.where(told, 5, batch["target_out"])})
+    assert loss(batch) == loss({**batch, "target_out": np.where(told, labels, 5)})
+    assert loss(batch) != loss({**batch, "target_out": np.where(told, 5, labels)})
+
+
+def test_a_reader_that_points_is_asked_at_the_first_blank_and_never_told_the_answer():
+    task = make_task(packed("point"))
+    encode = task.corpus.tokenizer.encode
+    asked = ["___ azure ___ entb", "olive ___ entc"]
+    ids = [[*encode(text), *task.corpus.tokenizer.frame.after] for text in asked]
+    row = dict(
+        target_out=np.array([[*ids[0], *ids[1], 0]], np.int32),
+        target_segment_ids=np.array([[*[1] * len(ids[0]), *[2] * len(ids[1]), 0]], np.int32),
+    )
+    second = len(ids[0]) + len(encode("olive"))
+    assert np.flatnonzero(task.told(row)[0]).tolist() == [0, second]
+    labels = np.asarray(task.labels(row))[0]
+    assert [labels[0], labels[second]] == [encode("a entb")[-1], encode("a entc")[-1]]
+
+    params = task.init(jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, next(task.train_iterator(0, 1)))
+    read = jax.jit(lambda batch: task.read_source(task.bind(params), batch, None)[0])
+    own = np.asarray(answer_places(batch["target_segment_ids"]))
+    hidden = own | np.pad(own[:, :-1], ((0, 0), (1, 0)))  # and the ends
+    other = batch | {"target_out": jnp.where(hidden, 7, batch["target_out"])}
+    told = np.asarray(task.told(batch))
+    np.testing.assert_array_equal(read(batch)[told], read(other)[told])
 
 
 @pytest.mark.slow
 def test_pointing_is_the_sum_of_attention_over_the_occurrences():
-    task = make_task(help_cloze.get_config("point,tiny"))
+    task = make_task(packed("point"))
     params = task.init(jax.random.key(1))
     batch = jax.tree.map(jnp.asarray, next(iter(task.eval_batches("test", None))))
     model = task.bind(params)
     hidden, weights = task.read_source(model, batch, None, return_weights=True)
     told, V = np.asarray(task.told(batch)), task.corpus.tokenizer.vocab_size
     p = np.exp(np.asarray(model.logits(hidden), np.float64))
-    first = np.asarray(weights[-1][:, 0], np.float64)  # the head that points
+    first = np.asarray(weights[-1][:, 0], np.float64)
+    labels, source = np.asarray(task.labels(batch)), np.asarray(batch["source"])
     for row, place in np.argwhere(told)[:20]:
-        label = int(batch["target_out"][row, place])
-        mass = first[row, place][np.asarray(batch["source"][row]) == label].sum()
+        label = int(labels[row, place])
+        mass = first[row, place][source[row] == label].sum()
         assert p[row, place, label] == pytest.approx((1 - FLOOR) * mass + FLOOR / V, rel=1e-4)
         assert mass > 0
+        read = set(source[row][first[row, place] > 0].tolist())
+        assert all(task.corpus.tokenizer.tokens([x])[0].startswith("▁ent") for x in read)
 
 
 @pytest.mark.slow
@@ -127,7 +171,7 @@ def test_both_sides_share_a_tokenizer():
 
 def test_both_variants_read_the_same_questions():
     point, generate = (help_cloze.get_config(name).to_dict() for name in help_cloze.ANSWERS)
-    assert point["model"].pop("generates") is False
-    assert point["model"].pop("name") == "pointer_generator" and generate["model"].pop("name")
-    assert point == generate
+    assert point["data"].pop("mode") == "bucket" and generate["data"].pop("mode") == "pack"
+    for section in ("data", "tokenizer", "loss"):
+        assert point[section] == generate[section]
     assert question_of(EXAMPLE).candidates == ["enta", "entb"]

@@ -1,4 +1,4 @@
-"""The pointer-generator holds to See et al.'s equations, sums to 1, copies no padding, points by `attend`."""
+"""The pointer-generator holds to See et al.'s equations, sums to 1, and copies no padding."""
 
 import dataclasses
 import functools
@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import generate
 from crossattn.models import PointerGenerator, Transformer, pointer_generator, transformer
-from crossattn.nn.copying import FLOOR
 from tests import numpy_model as oracle
 from tests.closeness import close
 from tests.compiled import compiled
@@ -26,7 +24,6 @@ small = functools.partial(pointer_generator.tiny, vocab_size=V)
 CONFIGS = {
     "one head": small(),
     "all heads, own table": small(copy_heads=None, tie_output=False),
-    "only points": small(generates=False),
 }
 
 
@@ -76,15 +73,12 @@ def mixture(p, config, source, target, valid):
     found = np.zeros((*target.shape, V))
     for b in range(len(target)):
         for t in range(target.shape[1]):
-            if config.generates:
-                table = head.get("tokens", p["target_input"]["embedding"])["table"]
-                p_vocab = oracle.softmax(table @ s[b, t])
-                gate = head["of_source"]["kernel"][:, 0] @ (a[b, t] @ m[b])
-                gate += head["of_vector"]["kernel"][:, 0] @ s[b, t] + head["of_vector"]["bias"][0]
-                gate += head["of_input"]["kernel"][:, 0] @ e[b, t]
-                p_gen = 1 / (1 + np.exp(-gate))
-            else:
-                p_vocab, p_gen = np.full(V, 1 / V), FLOOR
+            table = head.get("tokens", p["target_input"]["embedding"])["table"]
+            p_vocab = oracle.softmax(table @ s[b, t])
+            gate = head["of_source"]["kernel"][:, 0] @ (a[b, t] @ m[b])
+            gate += head["of_vector"]["kernel"][:, 0] @ s[b, t] + head["of_vector"]["bias"][0]
+            gate += head["of_input"]["kernel"][:, 0] @ e[b, t]
+            p_gen = 1 / (1 + np.exp(-gate))
             found[b, t] = p_gen * p_vocab
             for i, token in enumerate(source[b]):
                 found[b, t, token] += (1 - p_gen) * a[b, t, i]
@@ -136,15 +130,12 @@ def test_the_distribution_over_the_vocabulary_sums_to_one_also_where_nothing_can
     segments = np.concatenate([SEGMENTS[:2], np.zeros((1, S), np.int32)])
     log_p = apply(build, params, SOURCE, TARGET, source_segment_ids=segments)
     np.testing.assert_allclose(np.exp(log_p).sum(-1), 1, rtol=1e-5)
-    if name == "only points":
-        np.testing.assert_allclose(log_p[2], -np.log(V), rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["one head", "only points"])
-def test_padding_is_never_copied(name):
+def test_padding_is_never_copied():
     """Neither its token nor its vector reaches a probability; in packed rows neither do other texts."""
-    build, params = model_of(name)
+    build, params = model_of("one head")
     run = functools.partial(apply, build)
     given = dict(source_segment_ids=SEGMENTS[1:2])
     alone = run(params, SOURCE[1:2, :4], TARGET[1:2])
@@ -152,8 +143,6 @@ def test_padding_is_never_copied(name):
         padded = SOURCE[1:2].copy()
         padded[0, 4:] = token
         close(run(params, padded, TARGET[1:2], **given), alone, ulps=2000)
-    if name == "only points":
-        assert np.all(alone[..., 9:] < np.log(2 * FLOOR / V))
     packed = dict(
         source_segment_ids=np.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 2]], np.int32),
         source_positions=np.array([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]], np.int32),
@@ -163,30 +152,6 @@ def test_padding_is_never_copied(name):
     source = np.concatenate([SOURCE[1:2, :4], SOURCE[:1]], 1)
     both = run(params, source, np.concatenate([TARGET[1:2], TARGET[:1]], 1), **packed)
     close(both[:, :T], alone, ulps=2000)
-
-
-def test_pointing_equals_the_summed_weights_of_attend():
-    """Kadlec et al.'s attention sum, by a call of `attend` on the vectors of the last layer."""
-    build, params = model_of("only points")
-
-    @jax.jit
-    def both(params, source, target, segment_ids):
-        model = xa.functional.bind(build, params)
-        states = model.decoder.read(source=model.encode(source, segment_ids))
-        x = model.target_input(target)
-        *_, last = model.decoder.stack.looped(model.decoder(x, states, capture=["+attention"])[1])
-        *_, block = model.decoder.stack.blocks()
-        memory = last.memories["cross"]
-        query = block.cross.query(block.cross_residual.pre_norm(last.captured["+attention"]))
-        allowed = segment_ids[:, None, None, :] > 0
-        read = xa.attend(query, memory.keys, memory.values, allowed, return_weights=True)[1]
-        return read, model(source, target, source_segment_ids=segment_ids)
-
-    weights, found = both(params, SOURCE, TARGET, SEGMENTS)
-    summed = np.zeros((B, T, V))
-    for b, i in np.ndindex(B, S):
-        summed[b, :, SOURCE[b, i]] += weights[b, 0, :, i]
-    np.testing.assert_allclose(np.exp(found), (1 - FLOOR) * summed + FLOOR / V, atol=2e-6)
 
 
 def test_without_copying_it_is_a_transformer():
@@ -199,20 +164,6 @@ def test_without_copying_it_is_a_transformer():
     logits = apply(lambda rngs: Transformer(config, rngs=rngs), plain, SOURCE, TARGET)
     found = apply(build, params, SOURCE, TARGET)
     close(found, jax.nn.log_softmax(logits), ulps=2000)
-
-
-@pytest.mark.slow
-def test_a_word_of_the_source_alone_can_be_written():
-    """Only pointing writes only tokens of the source, by beams too."""
-    build, params = model_of("only points")
-    model = xa.functional.bind(build, params)
-    options = dict(max_new_tokens=4, eos_id=(), length_penalty=0.0)
-    for beams in (1, 3):
-        found = compiled(generate, model, SOURCE, SEGMENTS, num_beams=beams, **options)
-        for row in range(B):
-            assert set(found.tokens[row, 0].tolist()) <= set(
-                SOURCE[row, : SEGMENTS[row].sum()].tolist()
-            )
 
 
 @pytest.mark.parametrize(
