@@ -38,13 +38,13 @@ def pointed(
 ) -> Float[Array, "*B T V"]:
     """Computes log p of every token of a model that only points, float32.
 
-    All tokens share ``FLOOR``, and what the weights lack to 1: where nothing may be read, all are alike.
+    All tokens share ``FLOOR``; where nothing may be read, all are alike.
 
     Source: Kadlec et al. 2016, "Text Understanding with the Attention Sum Reader Network", equation 3.
     """
     weights = weights.astype(jnp.float32)
     source = jnp.broadcast_to(source[..., None, :], weights.shape)
-    rest = FLOOR + (1 - FLOOR) * (1 - weights.sum(-1, keepdims=True))
+    rest = jnp.where(weights.sum(-1, keepdims=True) > 0, FLOOR, 1.0)
     return jnp.log((1 - FLOOR) * summed(weights, source, vocab_size) + rest / vocab_size)
 
 

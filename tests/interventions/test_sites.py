@@ -29,7 +29,7 @@ WITH_BLOCKS = [
     if name in ("bert", "transformer", "perceiver_io")
     else pytest.param(name, marks=pytest.mark.slow)
     for name in every_model.NAMES
-    if name != "rnn_encoder_decoder"
+    if name not in every_model.RECURRENT
 ]
 
 
@@ -324,7 +324,7 @@ def test_rows_at_different_positions_are_edited_each_as_it_is_alone():
     [
         name if name == "flamingo" else pytest.param(name, marks=pytest.mark.slow)
         for name in every_model.NAMES
-        if name != "rnn_encoder_decoder"
+        if name not in every_model.RECURRENT
     ],
 )
 def test_a_model_in_bfloat16_has_activations_of_bfloat16(name):

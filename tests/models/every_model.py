@@ -17,6 +17,7 @@ from crossattn.testing import architectures
 from tests import numpy_model as oracle
 
 NAMES = models.known()
+RECURRENT = {"attention_sum_reader", "rnn_encoder_decoder"}  # models without blocks
 
 
 @functools.cache
