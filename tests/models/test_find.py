@@ -24,7 +24,10 @@ def test_a_module_of_ones_own_may_write_its_name_its_own_way(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gpt", "no model 'gpt'; expected one of attention_sum_reader, bert, clip, crossvit, decoder"),
+        (
+            "gpt",
+            "no model 'gpt'; expected one of attention_sum_reader, bert, clip, crossvit, decoder",
+        ),
         ("../up", "no model '../up'; expected one of attention_sum_reader, bert"),
         ("nowhere.gpt", "'nowhere.gpt' cannot be imported"),
         ("json.scanner", "json.scanner has no Scanner and no ScannerConfig and no tiny"),
