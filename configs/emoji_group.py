@@ -5,7 +5,7 @@ Arguments: image or caption, for one of them alone; stamps, the kinds of stamps;
 
 from configs import parts
 
-ZOO = {"both": 800, "image": 1000}
+ZOO = {"both": 800, "image": 1500}
 
 
 def get_config(arg: str = ""):

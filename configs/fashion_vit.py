@@ -2,7 +2,7 @@
 
 from configs import parts
 
-ZOO = {"": 1500}
+ZOO = {"": 2200}
 
 
 def get_config(arg: str = ""):

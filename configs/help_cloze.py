@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 from configs import parts
 
 ANSWERS = ("point", "generate")
-ZOO = {"point": 100, "generate": 800}
+ZOO = {"point": 100, "generate": 1300}
 
 
 def get_config(arg: str = ""):

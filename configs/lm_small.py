@@ -10,7 +10,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 320, "all_attention": 320}
+ZOO = {"": 320, "all_attention": 480}
 
 
 def get_config(arg: str = ""):

@@ -13,7 +13,7 @@ MESHES = {
     "v5p": dict(mesh=dict(data=-1, fsdp=16, tensor=1, seq=1), train=dict(accumulate=1)),
     "h100": dict(mesh=dict(data=-1, fsdp=8, tensor=1, seq=1), train=dict(accumulate=1)),
 }
-ZOO = {"span_corruption": 2500, "prefix_lm": 1000}
+ZOO = {"span_corruption": 2500, "prefix_lm": 1500}
 ZOO_OPTIM = {}  # by Muon, T5 does not learn to read its source
 
 
