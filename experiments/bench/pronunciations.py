@@ -6,8 +6,9 @@ Each word of a split of cmudict is scored once, by the fewest substitutions, ins
 of its pronunciations, per hundred phonemes of the first of them; and by the share of words with any error.
 Figures without stress leave out its digits. A word has a relative if a training word is this one with or
 without an ending, such as "cats" and "cat". Nearest is the pronunciation of the training word with the most
-similar n-grams of letters. Attention reads on where a token's most read letter is not before that of the
-token before. Intervals are of 95 %, words of the same letters ("cats", "cat's") drawn together.
+similar n-grams of letters. Of a run with several seeds each is scored. Attention reads on where a token's
+most read letter is not before that of the token before. Intervals are of 95 %, words of the same letters
+("cats", "cat's") drawn together.
 """
 
 import re
@@ -24,7 +25,7 @@ from crossattn.train.storage import Folder, folder
 from experiments import fetch_weights, launch
 from experiments.intervals import difference, ratio
 from experiments.options import Options
-from experiments.runs import parameters, task_of
+from experiments.runs import members_of, parameters, task_of
 
 Phonemes = Sequence[str]
 PUBLISHED = "g2p-en"
@@ -54,9 +55,11 @@ def main() -> None:
         if name in OTHERS:
             found[name] = OTHERS[name](words, train)
             continue
-        found[name], attention = of_run(tasks[name], runs[name], words)
-        if attention:
-            print(f"{name} reads on at {reads_on(attention):.1%} of the tokens")
+        for member in members_of(tasks[name].config) or [None]:
+            title = name if member is None else f"{name} {member}"
+            found[title], attention = of_run(tasks[name], runs[name], words, member)
+            if attention:
+                print(f"{title} reads on at {reads_on(attention):.1%} of the tokens")
     for stress in (True, False):
         counted = {name: errors(own, known, words, stress) for name, own in found.items()}
         weights = np.array([len(known[word][0]) for word in words])
@@ -113,10 +116,15 @@ def distance(said: Phonemes, right: Phonemes) -> int:
     return found.substitutions + found.deletions + found.insertions
 
 
-def of_run(task: Any, workdir: Folder, words: Sequence[str]) -> tuple[list[Phonemes], list[Any]]:
-    """Returns what a run writes of words, by its config's search, and its attention if it has any."""
+def of_run(
+    task: Any, workdir: Folder, words: Sequence[str], member: str | None = None
+) -> tuple[list[Phonemes], list[Any]]:
+    """Returns what a run writes of words, by its config's search, and its attention if it has any.
+
+    ``member`` names one of several runs that were trained as one.
+    """
     config = task.config
-    translator = task.translator(parameters(task, workdir, "last"))
+    translator = task.translator(parameters(task, workdir, "last", member))
     blank = " " if config.data.get("options", {}).get("letters") else ""
     sources = [blank.join(word) for word in words]
     texts, has = translator.texts(sources), getattr(task.model_config, "attention", "") is not None

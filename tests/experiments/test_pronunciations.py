@@ -76,16 +76,21 @@ def test_a_token_is_a_letter_or_a_phoneme_without_its_stress():
 
 @pytest.mark.slow
 def test_a_run_writes_of_each_word_what_its_translator_writes(tmp_path, monkeypatch):
+    """The second of two runs that were trained as one, if it is named."""
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)
     config = rnn_translation.get_config("none,tiny")
-    config.train.steps = 1
+    config.train.update(steps=1, seeds=2)
     assert train.run(config, tmp_path).status == "finished"
     words = ["the black cat", "sleeps"]
     task = make_task(config, tmp_path / "assets")
-    translator = task.translator(parameters(task, tmp_path))
-    said, attention = pronunciations.of_run(task, tmp_path, words)
-    assert said == [text.split() for text in translator.texts(words)]
-    assert not attention
+    found = {}
+    for member in (None, "seed_1"):
+        translator = task.translator(parameters(task, tmp_path, member=member))
+        said, attention = pronunciations.of_run(task, tmp_path, words, member)
+        assert said == [text.split() for text in translator.texts(words)]
+        assert not attention
+        found[member] = said
+    assert found[None] != found["seed_1"]
 
 
 def test_attention_reads_on_where_its_peak_does_not_go_back():
