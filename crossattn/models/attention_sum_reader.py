@@ -135,7 +135,7 @@ class AttentionSumReader(nnx.Module):
         target_segment_ids: Int[Array, "*B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "*B T V"], Float[Array, "one *B one T S"] | None]:
+    ) -> tuple[Float[Array, "*B T V"], Float[Array, "L *B N T S"] | None]:
         """Computes log p of each place [*B T V], and the weights [1 *B 1 T S], or None.
 
         Args:

@@ -228,6 +228,10 @@ class TextTask(base.Task):
         return base.shapes_of(base.feature_batch(features, rows))
 
     def generation(self, rows: int) -> Generation:
+        held = self.checkpoint
+        module = (models.find(self.config.model.name) if held is None else held.model).module
+        if not hasattr(module, "prefill"):
+            return super().generation(rows)
         data, read = self.config.data, self._widths(self.config).get("source", 0)
         asked = self.config.get("evaluate", {}).get("decoding", {}).get("max_new_tokens")
         length = asked or (min(data.target_len, 2 * read + 16) if read else data.target_len)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from crossattn.train.program import make_program
 from experiments import chips, flops, tiny_checkpoints
 from experiments.bench import plans, published
+from experiments.errors import SettingsError
 from experiments.flops import model_flops, products
 from experiments.launch import Refused
 from experiments.plan import (
@@ -254,6 +255,19 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     attention = 3 * 2 * 3 * tokens * 2 * 2 * length * D
     found = model_flops(task, program.target.params, task.batch_shapes(1))
     assert found == 6 * tokens * weights + attention
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("help_cloze:point", "pointing"),
+        ("finetune:masked_language_model", "masked_language_model"),
+    ],
+)
+def test_a_text_model_that_writes_nothing_has_no_plan_of_decoding(name, task):
+    config = get_config(*f"{name},tiny".split(":"))
+    with pytest.raises(SettingsError, match=f"a {task} generates nothing that could be planned"):
+        unread_task(config).generation(2)
 
 
 @pytest.mark.parametrize(
