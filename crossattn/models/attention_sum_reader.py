@@ -149,8 +149,8 @@ class AttentionSumReader(nnx.Module):
         """
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 2)
-        passage = self.encode(source, source_segment_ids, keys[0])
-        question = self.encode(target, target_segment_ids, keys[1])
+        passage: Any = self.encode(source, source_segment_ids, keys[0])
+        question: Any = self.encode(target, target_segment_ids, keys[1])
         valid = passage.valid
         if candidates is not None:
             valid = candidates if valid is None else valid & candidates
