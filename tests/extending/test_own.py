@@ -127,7 +127,7 @@ def test_a_file_in_the_folder_of_tasks_is_a_task(tmp_path, monkeypatch):
         ("--config.task=corpus", "'corpus'; expected one of captioning"),
         (
             "--config.model.name=gpt",
-            "there is no model 'gpt'; expected one of bert, clip, crossvit",
+            "there is no model 'gpt'; expected one of attention_sum_reader, bert, clip",
         ),
         ("--config.model.name=mine.gpt", "the model 'mine.gpt' cannot be imported"),
         ("--config.model.name=json.decoder", "json.decoder has no Decoder"),
