@@ -15,6 +15,7 @@ import numpy as np
 from crossattn.data.sources.cloze import BLANK, NAMES
 from experiments.tasks import protocols
 from experiments.tasks.cloze import ClozeTask, answer_places
+from experiments.tasks.corpus import UnreadCorpus
 
 
 class PointingTask(ClozeTask):
@@ -60,7 +61,9 @@ class PointingTask(ClozeTask):
         return np.array([token for name in NAMES for token in self._ids(name)])
 
     def _ids(self, word: str) -> list[int]:
-        """Returns the tokens of a word inside a text."""
+        """Returns the tokens of a word inside a text; any one for a plan, which reads no texts."""
+        if isinstance(self.corpus, UnreadCorpus):
+            return [0]
         encode = self.corpus.tokenizer.encode
         return encode(f"a {word}")[len(encode("a")) :]
 

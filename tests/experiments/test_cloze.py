@@ -8,6 +8,7 @@ import pytest
 from configs import help_cloze
 from crossattn.nn.copying import FLOOR
 from experiments.errors import SettingsError
+from experiments.plan.compiling import unread_task
 from experiments.settings import check
 from experiments.tasks import make_task
 from experiments.tasks.cloze import (
@@ -79,6 +80,13 @@ def test_a_reader_that_points_is_asked_at_the_first_blank_and_never_told_the_ans
     other = batch | {"target_out": jnp.where(hidden, 7, batch["target_out"])}
     told = np.asarray(task.told(batch))
     np.testing.assert_array_equal(read(batch)[told], read(other)[told])
+
+
+def test_a_plan_of_a_reader_that_points_needs_no_texts():
+    task = unread_task(packed("point"))
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    loss = jax.eval_shape(lambda p, b: task.loss(p, b, None)[0], params, task.batch_shapes(1))
+    assert loss.shape == ()
 
 
 @pytest.mark.slow
