@@ -1,151 +1,123 @@
-"""Manual pages of Debian's `manpages` and `manpages-dev`: a description, and the NAME line that sums it up.
+"""Manual pages of Debian packages: a description, and the NAME line that sums it up.
 
-The source is the text of DESCRIPTION, whose first paragraph begins with the lead, the target the page's line
-"accept, accept4 - accept a connection on a socket". Pages are split by the hash of their name, section and
-all; one that only includes another (`.so`) or has another form is left out. Pages on one subject stand on
-both sides, as `sin` and `cos` do.
+The source is the text of DESCRIPTION, the target the page's line "accept, accept4 - accept a connection on a
+socket". The program mandoc reads the pages, of whichever macros; what it sets in tables and listings is left
+out. Pages that describe a thing of the same name, or in the same words after the dash, are in one split, so
+Linux' `accept` is where FreeBSD's is; those on one subject may be in two, as `sin` and `cos` are.
 """
 
 import functools
+import html
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from crossattn.data import archives, fetch
-from crossattn.data.errors import absent
+from crossattn.data.errors import DataUnavailable, absent
+from crossattn.data.families import families
 from crossattn.data.sources import Example, hashed_split
 
 FORM = "man_pages"
-_PACKAGES = ["manpages", "manpages-dev"]
+_PACKAGES = [
+    *("manpages", "manpages-dev", "freebsd-manpages", "erlang-manpages", "perl-doc", "git-man"),
+    *("tcl8.6-doc", "tk8.6-doc", "ncurses-doc"),
+    *("libssl-doc", "libcurl4-doc", "libx11-doc", "openmpi-doc"),
+]
 _PREFIX = "usr/share/man/"
 _ENGLISH = re.compile(r"man\d/[^/]+\.gz")
+_AT_ONCE = 500  # pages that one process of mandoc reads; their HTML is some 10 MB
 
-# Macros whose arguments are text in one typeface, or in two that alternate without blanks.
-_ONE_FACE = {"B", "I", "SM", "SB", "SS", "SH"}
-_TWO_FACES = {"BR", "IR", "RB", "BI", "IB", "RI"}
-_TABLES = {"TS": "TE", "EQ": "EN"}
-_CHARACTERS = {
-    "-": "-",
-    "hy": "-",
-    "en": "–",
-    "em": "—",
-    "bu": "•",
-    "aq": "'",
-    "oq": "‘",
-    "cq": "’",
-    "lq": "“",
-    "rq": "”",
-    "dq": '"',
-    "rs": "\\",
-    "ha": "^",
-    "ti": "~",
-    "ga": "`",
-    "co": "©",
-    "+-": "±",
-    "mu": "×",
-    "->": "→",
-    "<=": "≤",
-    ">=": "≥",
-    "!=": "≠",
-    "pi": "π",
-    "if": "∞",
-    "sr": "√",
-    "*p": "π",
-    "r!": "¡",
-    "Po": "£",
-    "Eu": "€",
-    "sc": "§",
-}
-_ESCAPE = re.compile(
-    r"\\(?:f(?:\[[^\]]*\]|\(..|.)|s[-+]?\d+|\((..)|\[([^\]]*)\]|([-e&|^0 c%/,~'`:)])|\*\S)"
-)
-_ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
+_PAGE = '<table class="head">'
+_SECTION = re.compile(r'<h1 class="Sh"[^>]*>')
+_SET = re.compile(r"<(pre|table|math)\b.*?</\1>", re.DOTALL)
+_BREAK = re.compile(r"</?(?:p|div|br|dl|dt|dd|ul|ol|li|section|h2)\b[^>]*>")
+_TAG = re.compile(r"<[^>]*>")
+_DASH = re.compile(r" [-–—] ")
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
     """Returns examples {"id", "source", "target"}."""
-    return [page for page in _pages(data_dir) if split_of(page["id"]) == split]
+    pages = _pages(data_dir)
+    of = families([_keys(page["target"]) for page in pages])
+    return [
+        page
+        for page, family in zip(pages, of, strict=True)
+        if hashed_split(family, test=10, validation=10) == split
+    ]
 
 
-def split_of(page: str) -> str:
-    """Returns the split of a page, "accept.2": 10 % test, 10 % validation."""
-    return hashed_split(page, test=10, validation=10)
+def _keys(line: str) -> list[str]:
+    """Returns the names of a NAME line, and what it says of them."""
+    names, says = line.lower().split(" - ", 1)
+    return [*filter(None, map(str.strip, names.split(","))), f"- {says}"]
 
 
 @functools.lru_cache(maxsize=1)
 def _pages(data_dir: Any) -> Sequence[Example]:
     packages = fetch.debian_packages(_PACKAGES, data_dir)
-    found: dict[str, Example] = {}
+    texts = {}
     for package in packages:
         for file, content in archives.read_deb(package, _PREFIX, ".gz"):
             if _ENGLISH.fullmatch(file):
                 name = file.partition("/")[2].removesuffix(".gz")
-                page = read_page(archives.gunzip(content).decode("utf-8", "replace"))
-                if page is not None:
-                    found[name] = {"id": name, "source": page[1], "target": page[0]}
-    if not found:
-        names = " and ".join(package.name for package in packages)
+                text = archives.gunzip(content)
+                if not text.startswith(b".so "):  # which only includes another page
+                    texts[name] = text
+    if not texts:
+        names = ", ".join(package.name for package in packages)
         raise absent([f"{_PACKAGES[0]}_*.deb"], packages[0].parent, f"{names} have no pages")
-    return [found[name] for name in sorted(found)]
-
-
-def read_page(text: str) -> tuple[str, str] | None:
-    """Returns the NAME line and the text of DESCRIPTION; None where a page has none of that form."""
-    sections: dict[str, list[str]] = {}
-    for title, paragraph in _paragraphs(text):
-        sections.setdefault(title, []).append(paragraph)
-    name = " ".join(sections.get("NAME", []))
-    description = " ".join(sections.get("DESCRIPTION", []))
-    return (name, description) if " - " in name and description else None
-
-
-def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
-    """Yields (section, paragraph) of a page; tables, programs and comments are left out."""
-    section, words, until = "", [], ""
-    for line in text.splitlines():
-        name, _, given = line[1:].partition(" ") if line[:1] in (".", "'") else ("", "", line)
-        name = name.strip()
-        if until:
-            until = "" if name == until else until
-            continue
-        if name.startswith('\\"') or (not name and line[:1] in (".", "'")):
-            continue
-        if name in _TABLES or name in ("nf", "EX"):
-            until = _TABLES.get(name, "fi" if name == "nf" else "EE")
-        elif name in ("SH", "SS", "PP", "P", "LP", "TP", "TQ", "IP", "HP"):
-            if words:
-                yield section, " ".join(words)
-            words = []
-            if name == "SH":
-                section = " ".join(_arguments(given)).strip()
-            elif name == "SS":
-                words = [*_arguments(given), ":"]
-        elif name in _ONE_FACE:
-            words.append(" ".join(_arguments(given)))
-        elif name in _TWO_FACES:
-            words.append("".join(_arguments(given)))
-        elif name in ("UR", "MT") or not name:
-            words.append(_plain(given))
-        words = [word for word in (" ".join(word.split()) for word in words) if word]
-    if words:
-        yield section, " ".join(words)
-
-
-def _arguments(given: str) -> list[str]:
-    """Returns the arguments of a macro: words, or quoted texts in which "" is a quote."""
-    given = given.partition(' \\"')[0]
+    names = sorted(texts)
+    read = map(read_page, as_html([texts[name] for name in names], data_dir))
     return [
-        _plain(match[1].replace('""', '"') if match[2] is None else match[2])
-        for match in _ARGUMENT.finditer(given)
+        {"id": name, "source": page[1], "target": page[0]}
+        for name, page in zip(names, read, strict=True)
+        if page is not None
     ]
 
 
-def _plain(text: str) -> str:
-    """Returns a text without escapes of typefaces, and characters in place of their names."""
-    text = text.partition('\\"')[0]
+def as_html(pages: Sequence[bytes], data_dir: Any = None) -> Iterator[str]:
+    """Yields the HTML that mandoc makes of each manual page.
 
-    def character(match: re.Match) -> str:
-        name = match[1] or match[2] or match[3]
-        return {"e": "\\", "0": " ", " ": " ", "~": " "}.get(name) or _CHARACTERS.get(name, "")
+    Raises:
+      DataUnavailable: mandoc is not installed and apt cannot bring it, or it fails.
+    """
+    program, environment = fetch.debian_program("mandoc", data_dir)
+    for first in range(0, len(pages), _AT_ONCE):
+        some = pages[first : first + _AT_ONCE]
+        with tempfile.TemporaryDirectory() as folder:
+            names = [str(number) for number in range(len(some))]
+            for name, page in zip(names, some, strict=True):
+                (Path(folder) / name).write_bytes(page)
+            done = subprocess.run(
+                [program, "-T", "html", "-O", "fragment", *names],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+            )
+        made = done.stdout.decode("utf-8", "replace").split(_PAGE)[1:]
+        if done.returncode or len(made) != len(some):
+            said = " ".join(done.stderr.decode("utf-8", "replace").split()) or "it says nothing"
+            raise DataUnavailable(
+                f"mandoc made {len(made)} pages of {len(some)} ({said[:200]}); expected Debian's mandoc 1.14"
+            )
+        yield from (_PAGE + page for page in made)
 
-    return _ESCAPE.sub(character, text)
+
+def read_page(page: str) -> tuple[str, str] | None:
+    """Returns the NAME line and the text of DESCRIPTION in a page's HTML; None where it lacks one."""
+    sections: dict[str, list[str]] = {}
+    for section in _SECTION.split(page)[1:]:
+        title, _, body = section.partition("</h1>")
+        sections.setdefault(_text(title), []).append(body)
+    name, says = (_text(" ".join(sections.get(title, []))) for title in ("NAME", "DESCRIPTION"))
+    name = _DASH.sub(" - ", name, count=1)
+    return (name, says) if " - " in name and says else None
+
+
+def _text(markup: str) -> str:
+    """Returns the words of HTML, without what is set in tables, listings and formulas."""
+    plain = _TAG.sub("", _BREAK.sub(" ", _SET.sub(" ", markup)))
+    return " ".join(html.unescape(plain).split())
