@@ -1,11 +1,11 @@
 """English to another language by a grammar with gold word links, none of which are seen in training.
 
-Arguments: hi de ja es, tiny.
+Arguments: hi de ja es fr, tiny.
 """
 
 from configs import parts
 
-LANGUAGES = ("hi", "de", "ja", "es")
+LANGUAGES = ("hi", "de", "ja", "es", "fr")
 ZOO = {"de": 700}
 
 
