@@ -1,22 +1,29 @@
 """A Perceiver IO that tells the Unicode group of an emoji from its picture and its caption together.
 
-Arguments: image or caption, for one of them alone; stamps, the kinds of stamps; tiny.
+Arguments: image or caption, for one of them alone; stamps, the kinds of stamps, or of stamps voice, the caption
+spoken in French, or all, picture, caption and voice; tiny.
 """
 
 from configs import parts
 
+_READS = ("both", "image", "caption", "voice", "all")
 ZOO = {"both": 800, "image": 1500}
 
 
 def get_config(arg: str = ""):
-    """``both``, ``image`` or ``caption``; stamps; tiny."""
-    words = parts.words(arg, ("both", "image", "caption", "stamps"))
-    read = parts.choice(words, ("both", "image", "caption"))
-    name, label = ("stamps/en", "kind") if "stamps" in words else ("emoji/en", "group")
+    """``both``, ``image`` or ``caption``; stamps, or of stamps ``voice`` or ``all``; tiny."""
+    words = parts.words(arg, (*_READS, "stamps"))
+    read = parts.choice(words, _READS)
+    hears, tiny = read in ("voice", "all"), "tiny" in words
+    stamps = hears or "stamps" in words
+    name, label = ("stamps/en", "kind") if stamps else ("emoji/en", "group")
     data, text = parts.labelled(name, label, batch_size=32), {}
-    if read != "caption":
+    if hears:
+        voice = True if tiny else "fr"
+        data |= dict(options=dict(voice=voice), sound="sound", frames=32 if tiny else 730, mels=40)
+    if read in ("both", "image", "all"):
         data |= dict(image="image", height=24, width=24, channels=3)
-    if read != "image":
+    if read in ("both", "caption", "all"):
         data |= dict(text="caption", text_len=24)
         text = dict(tokenizer=dict(kind="bpe", vocab_size=1000))
     config = parts.experiment(
@@ -29,11 +36,11 @@ def get_config(arg: str = ""):
         train=parts.train(steps=400, log_every=50, eval_every=50),
         checkpoint=parts.checkpoint(every=50, best_metric="accuracy"),
     )
-    if "tiny" in words:
+    if tiny:
         config.data.update(name="shapes", label="shape", batch_size=16)
-        if read != "caption":
+        if config.data.image is not None:
             config.data.update(height=12, width=12, shift=1)
-        if read != "image":
+        if config.data.text is not None:
             config.tokenizer.vocab_size = 300
         config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2, dropout_rate=0.0)
         config.optim.update(learning_rate=3e-3, warmup_steps=4)

@@ -62,7 +62,7 @@ def pairs(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
-    """Returns ``data`` of labelled pictures, texts or both."""
+    """Returns ``data`` of labelled pictures, texts, sounds or several of them."""
     usual = dict(name=name, data_dir=placeholder(str), batch_size=64, label=label)
     return usual | dict(image=placeholder(str), text=placeholder(str)) | changes
 

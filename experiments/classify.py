@@ -32,10 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     drawing = launch.picture()
     _, task, params = open_run(ClassificationTask)
     data = task.config.data
-    if data.image is None or data.text is not None:
+    if [*task.reads] != ["image"]:
         raise launch.Refused(
-            f"the run reads {'a text' if data.image is None else 'a text beside a picture'}, "
-            f"{data.text!r}; expected one that reads pictures alone."
+            f"the run reads {' and '.join(task.reads.values())}; expected one that reads pictures alone."
         )
     module = type(task.bind(params))
     if drawing is not None and not hasattr(module, "patch_weights"):

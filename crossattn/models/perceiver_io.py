@@ -1,6 +1,6 @@
 """Perceiver IO: a few learnt latents read inputs of any kind and number, and output queries read latents.
 
-    pixels, bytes or both   x [S C] ───────┐ keys, values
+    pixels, frames, bytes   x [S C] ───────┐ keys, values
     latents                 z [L D] ──► read ──► layers of self-attention, `repeats` times ──┐ keys, values
     queries of outputs      q [T E] ─────────────────────────────────────────────────────► write ──► logits
 
@@ -9,7 +9,7 @@
     y <- q + Attend(LN q, LN z); y <- y + MLP(LN y)      write
 
 Inputs cost S L and outputs T L, where self-attention over them would cost S S and T T. There is no
-convolution: a pixel is its values and features of its position.
+convolution: a pixel, or a frame of sound, is its values and features of its position.
 
 Source: Jaegle et al. 2021, "Perceiver: General Perception with Iterative Attention", and "Perceiver IO: A
 General Architecture for Structured Inputs & Outputs", sections 3.1 and 3.2.
@@ -56,15 +56,18 @@ class PerceiverIOConfig:
       read_skip, write_skip: residual connections around the attention of ``read`` and ``write``.
       image_size: height and width of pictures; None reads none.
       channels: of a pixel.
+      frames: of sounds, F; None reads none. Other numbers of frames are read too.
+      mels: values of a frame, M.
       pixel_positions: "fourier", fixed features, or "learned", a table; both are concatenated to values.
-      bands, resolution: of Fourier positions, see ``ops.positions.fourier``; None is ``image_size``.
+      bands: of Fourier positions, those of frames too, see ``ops.positions.fourier``.
+      resolution: of a picture's Fourier positions; None is ``image_size``.
       pixel_dim: size to which a pixel's values and learnt positions are projected; None does not project
         values, and needs Fourier positions.
       vocab_size: of tokens, V; None reads none.
       token_dim: size of their embeddings; None is E, which a model that predicts tokens needs.
       max_length: the longest text, a hard limit.
-      kind_dim: number of learnt features that tell pictures from tokens in a model of both, appended to the
-        larger kind of vectors; the smaller kind is filled up to the same size.
+      kind_dim: number of learnt features that tell pictures, sounds and tokens apart in a model of several,
+        appended to the largest kind of vectors; smaller kinds are filled up to the same size.
       num_classes: number of classes, of one query; None predicts tokens, with a query for each position.
       start: parameters at initialisation: "random", or "diagonal", where each latent attends to its place of
         the text and each query to its latent, see ``PerceiverIO``. It needs tokens, and one size for all.
@@ -81,6 +84,8 @@ class PerceiverIOConfig:
     write_skip: bool = True
     image_size: tuple[int, int] | None = None
     channels: int = 3
+    frames: Count | None = None
+    mels: Count = 80
     pixel_positions: PixelPositions = "fourier"
     bands: Count = 64
     resolution: tuple[int, int] | None = None
@@ -111,11 +116,13 @@ def example(config: PerceiverIOConfig, rows: int = 2, padding: int = 0) -> dict[
         given["tokens"], given["segment_ids"] = texts(rows, 5, config.vocab_size, padding)
     if config.image_size is not None:
         given["image"] = vectors(rows, *config.image_size, config.channels)
+    if config.frames is not None:
+        given["sound"] = vectors(rows, config.frames, config.mels)
     return given
 
 
 class PerceiverIO(nnx.Module):
-    """Tokens, a picture or both in; logits of classes, or of a token at each position, out.
+    """Tokens, a picture, a sound or several in; logits of classes, or of a token at each position, out.
 
     Random latents read almost the same mean of all tokens at first, and learn late what stands where. With
     ``start="diagonal"`` the tables of positions, latents and queries begin as sinusoids of places, latents
@@ -123,21 +130,22 @@ class PerceiverIO(nnx.Module):
     at first, so that attention begins near the own place. The parameters are the same, and all are trained.
 
     Raises:
-      ValueError: the config reads neither pictures nor tokens, predicts tokens without a vocabulary, or has
-        no diagonal to start on.
+      ValueError: the config reads nothing, predicts tokens without a vocabulary, or has no diagonal to start
+        on.
     """
 
     def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
         _check(config)
         block, read, write = config.block, config.read or config.block, config.write or config.block
-        self.pixels: Any = None if config.image_size is None else PixelInput(config, rngs=rngs)
+        self.pixels: Any = None if config.image_size is None else _pixels(config, rngs)
+        self.frames: Any = None if config.frames is None else _frames(config, rngs)
         self.tokens: Any = None if config.vocab_size is None else _tokens(config, write.dim, rngs)
-        sizes = [] if self.pixels is None else [self.pixels.dim]
+        sizes = [each.dim for each in (self.pixels, self.frames) if each is not None]
         sizes += [] if self.tokens is None else [config.token_dim or write.dim]
-        both, size = len(sizes) == 2, max(sizes)
-        size += config.kind_dim if both else 0
+        several, size = len(sizes) > 1, max(sizes)
+        size += config.kind_dim if several else 0
         kinds = [_vectors(1, size - own, rngs) for own in sizes]
-        self.kinds: Any = nnx.List(kinds) if both else None
+        self.kinds: Any = nnx.List(kinds) if several else None
         cross: dict[str, Any] = dict(memory_dim=size, reads="inputs", norm_memory=True)
         self.latents = _vectors(config.latents, block.dim, rngs)
         self.read = Block(
@@ -189,6 +197,7 @@ class PerceiverIO(nnx.Module):
         self,
         tokens: Int[Array, "*B S"] | None = None,
         image: Float[Array, "*B H W C"] | None = None,
+        sound: Float[Array, "*B F M"] | None = None,
         *,
         segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
@@ -198,18 +207,18 @@ class PerceiverIO(nnx.Module):
         """Encodes inputs to latents [*B L D].
 
         Args:
-          tokens, image: the inputs of this model, both or one of them.
+          tokens, image, sound: the inputs of this model, and no others.
           segment_ids: of the tokens; 0 is padding. Latents read all texts of a row together.
           positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: also return the weights [*B N L S] of latents on pixels, then tokens.
+          return_weights: also return the weights [*B N L S] of latents on pixels, then frames, then tokens.
 
         Raises:
           ValueError: an input is missing, or this model does not read it; or a text is too long, or a
             picture has another size than the learnt positions.
         """
         keys = split(key, 3 + self.repeats)
-        inputs = self._inputs(tokens, image, segment_ids, positions, keys[0])
+        inputs = self._inputs(tokens, image, sound, segment_ids, positions, keys[0])
         x, state = self.read(
             self.latents[...].astype(inputs.vectors.dtype),
             key=keys[1],
@@ -248,6 +257,7 @@ class PerceiverIO(nnx.Module):
         self,
         tokens: Int[Array, "*B S"] | None = None,
         image: Float[Array, "*B H W C"] | None = None,
+        sound: Float[Array, "*B F M"] | None = None,
         *,
         segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
@@ -263,6 +273,7 @@ class PerceiverIO(nnx.Module):
         latents = self.encode(
             tokens,
             image,
+            sound,
             segment_ids=segment_ids,
             positions=positions,
             key=keys[0],
@@ -309,70 +320,91 @@ class PerceiverIO(nnx.Module):
         self,
         tokens: Array | None,
         image: Array | None,
+        sound: Array | None,
         segment_ids: Array | None,
         positions: Array | None,
         key: Array | None,
     ) -> Encoded:
-        """Returns the pixels' vectors, then the tokens', of one size."""
-        parts = []
-        for name, given, module in (("image", image, self.pixels), ("tokens", tokens, self.tokens)):
+        """Returns vectors of the pixels, then of the frames, then of the tokens, of one size."""
+        inputs = dict(
+            image=(image, self.pixels), sound=(sound, self.frames), tokens=(tokens, self.tokens)
+        )
+        for name, (given, module) in inputs.items():
             if (given is None) != (module is None):
                 kind = "reads no" if module is None else "wants"
                 raise ValueError(
                     f"{name} {'is missing' if given is None else 'came'}, but this PerceiverIO {kind} "
                     f"{name}; give what its config has a size for."
                 )
-            if given is not None:
-                parts.append(
-                    Encoded(self.pixels(given))
-                    if name == "image"
-                    else Encoded.of(self.tokens(tokens, positions, key), segment_ids)
-                )
+        parts = []
+        if image is not None:
+            parts.append(Encoded(self.pixels(image)))
+        if sound is not None:
+            parts.append(Encoded(self.frames(sound)))
+        if tokens is not None:
+            parts.append(Encoded.of(self.tokens(tokens, positions, key), segment_ids))
         if self.kinds is not None:
             parts = [_extended(x, kind[...]) for x, kind in zip(parts, self.kinds, strict=True)]
         return Encoded.concat(*parts)
 
 
-class PixelInput(nnx.Module):
-    """The vectors of pixels: values, then features of the position."""
+class GridInput(nnx.Module):
+    """The vectors of a grid's places, pixels or frames: values, then features of the position.
 
-    def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
-        assert config.image_size is not None
-        size, dtype = config.pixel_dim, config.block.dtype
+    Args:
+      name: of the input, for errors.
+      size: of each axis of the grid.
+      channels: values of a place.
+      dim: size to which values and learnt positions are projected; None does not project values.
+      learned: whether positions are a table, in place of Fourier features.
+      bands, resolution: of Fourier features, see ``ops.positions.fourier``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: tuple[int, ...],
+        channels: int,
+        *,
+        dim: int | None = None,
+        learned: bool = False,
+        bands: int,
+        resolution: tuple[int, ...] | None = None,
+        dtype: Any,
+        rngs: nnx.Rngs,
+    ):
         options: dict[str, Any] = dict(out_axes=("mlp",), dtype=dtype, rngs=rngs)
-        learned = config.pixel_positions == "learned"
         self.values = (
-            None
-            if size is None
-            else linear(config.channels, size, in_axes=("channels",), **options)
+            None if dim is None else linear(channels, dim, in_axes=("channels",), **options)
         )
-        count, options = math.prod(config.image_size), options | dict(in_axes=("embed",))
-        self.positions = LearnedPositions(count, size or 0, rngs=rngs) if learned else None
-        self.projection = linear(size or 0, size or 0, **options) if learned else None
-        self.image_size, self.channels = config.image_size, config.channels
-        self.bands, self.resolution = config.bands, config.resolution
-        self.dtype = dtype
-        beside = (size or 0) if learned else fourier_dim(2, config.bands)
-        self.dim = (config.channels if size is None else size) + beside
+        options |= dict(in_axes=("embed",))
+        self.positions = LearnedPositions(math.prod(size), dim or 0, rngs=rngs) if learned else None
+        self.projection = linear(dim or 0, dim or 0, **options) if learned else None
+        self.name, self.size, self.channels = name, size, channels
+        self.bands, self.resolution, self.dtype = bands, resolution or size, dtype
+        beside = (dim or 0) if learned else fourier_dim(len(size), bands)
+        self.dim = (channels if dim is None else dim) + beside
 
-    def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
-        """Computes vectors of the pixels, row by row.
+    def __call__(self, grid: Float[Array, "*B_and_grid C"]) -> Float[Array, "*B S D"]:
+        """Computes vectors of the places, row by row.
 
         Raises:
-          ValueError: the picture has other channels, or another size than the learnt positions.
+          ValueError: the grid has other axes or channels, or another size than the learnt positions.
         """
-        size = image.shape[-3:-1]
-        if image.shape[-1] != self.channels or (
-            self.positions is not None and size != self.image_size
+        axes, expected = len(self.size), (*self.size, self.channels)
+        shape = grid.shape[-1 - axes : -1]
+        if (
+            grid.ndim <= axes
+            or grid.shape[-1] != self.channels
+            or (self.positions is not None and shape != self.size)
         ):
-            expected = (*self.image_size, self.channels)
-            raise ValueError(
-                f"image is [... {' '.join(map(str, image.shape[-3:]))}]; expected {expected}."
-            )
-        x = image.reshape(*image.shape[:-3], -1, self.channels).astype(self.dtype or jnp.float32)
+            last = " ".join(map(str, grid.shape[-1 - axes :]))
+            raise ValueError(f"{self.name} is [... {last}]; expected {expected}.")
+        x = grid.reshape(*grid.shape[: -1 - axes], -1, self.channels)
+        x = x.astype(self.dtype or jnp.float32)
         x = x if self.values is None else self.values(x)
         if self.positions is None:
-            places = fourier(size, self.bands, self.resolution or self.image_size)
+            places = fourier(shape, self.bands, self.resolution)
             places = places.reshape(-1, places.shape[-1])
         else:
             places = self.projection(self.positions.table[...])
@@ -382,9 +414,9 @@ class PixelInput(nnx.Module):
 
 def _check(config: PerceiverIOConfig) -> None:
     write = config.write or config.block
-    if config.vocab_size is None and config.image_size is None:
+    if config.vocab_size is None and config.image_size is None and config.frames is None:
         raise ValueError(
-            "vocab_size and image_size are both None; expected one at least, or nothing is read."
+            "vocab_size, image_size and frames are all None; expected one at least, or nothing is read."
         )
     if config.num_classes is None and config.vocab_size is None:
         raise ValueError(
@@ -400,6 +432,7 @@ def _check(config: PerceiverIOConfig) -> None:
     if config.start == "diagonal" and (
         config.num_classes is not None
         or config.image_size is not None
+        or config.frames is not None
         or len(sizes) > 1
         or any(shape.num_kv_heads not in (None, shape.num_heads) for shape in cross)
     ):
@@ -409,6 +442,27 @@ def _check(config: PerceiverIOConfig) -> None:
         )
     if config.pixel_positions == "learned" and config.image_size and config.pixel_dim is None:
         raise ValueError("pixel_positions is 'learned'; expected a pixel_dim, their size.")
+
+
+def _pixels(config: PerceiverIOConfig, rngs: nnx.Rngs) -> GridInput:
+    assert config.image_size is not None
+    return GridInput(
+        "image",
+        config.image_size,
+        config.channels,
+        dim=config.pixel_dim,
+        learned=config.pixel_positions == "learned",
+        bands=config.bands,
+        resolution=config.resolution,
+        dtype=config.block.dtype,
+        rngs=rngs,
+    )
+
+
+def _frames(config: PerceiverIOConfig, rngs: nnx.Rngs) -> GridInput:
+    assert config.frames is not None
+    options: dict[str, Any] = dict(bands=config.bands, dtype=config.block.dtype, rngs=rngs)
+    return GridInput("sound", (config.frames,), config.mels, **options)
 
 
 def _tokens(config: PerceiverIOConfig, query_dim: int, rngs: nnx.Rngs) -> TokenInput:

@@ -165,12 +165,10 @@ class Task:
     @classmethod
     def check(cls, config: Any) -> None:
         """Raises SettingsError where values of a config exclude each other, or the model does not fit."""
-        asks = cls.asks_of(config)
         if config.model.name != NAME_OF_PRETRAINED:
             model = models.find(config.model.name)
-            if asks is not None:
-                given = f"config.model.name is {model.name!r}"
-                _refuse_unfit(given, model.module, asks, config.task)
+            given = f"config.model.name is {model.name!r}"
+            _refuse_unfit(given, model.module, cls.asks_of(config), config.task)
         elif not cls.takes_pretrained:
             raise SettingsError(
                 f"config.model.name is {NAME_OF_PRETRAINED!r}, from which a {config.task} cannot begin; name"
@@ -178,15 +176,15 @@ class Task:
             )
 
     @classmethod
-    def asks_of(cls, config: Any) -> type | None:
-        """Returns the protocol that the model of a config keeps."""
-        return cls.asks
+    def asks_of(cls, config: Any) -> tuple[type, ...]:
+        """Returns the protocols that the model of a config keeps."""
+        return () if cls.asks is None else (cls.asks,)
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
         """Raises SettingsError where this task cannot train the model of a checkpoint."""
-        if (asks := self.asks_of(self.config)) is not None:
-            given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
-            _refuse_unfit(given, checkpoint.model.module, asks, self.config.task)
+        given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
+        asks = self.asks_of(self.config)
+        _refuse_unfit(given, checkpoint.model.module, asks, self.config.task)
 
     def refuse_unready(self) -> None:
         """Raises errors of data and packages before the run claims its folder."""
@@ -362,8 +360,8 @@ def shapes_of(batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
 
-def _refuse_unfit(given: str, module: Any, asks: type, task: str) -> None:
-    if found := lacking(module, asks):
+def _refuse_unfit(given: str, module: Any, asks: Sequence[type], task: str) -> None:
+    if found := lacking(module, *asks):
         raise SettingsError(
             f"{given} and cannot be trained as a {task}: {module.__name__} {found}."
         )

@@ -1,7 +1,7 @@
-"""Classification of examples by their picture, their text or both.
+"""Classification of examples by their picture, their text, their sound, or several of them.
 
-A model's ``hidden`` takes ``image`` [B H W C], or ``tokens`` [B S] with ``segment_ids``, or both, as the
-config names them; its ``logits`` are those of the classes.
+A model's ``hidden`` takes ``image`` [B H W C], ``tokens`` [B S] with ``segment_ids``, and ``sound`` [B F M],
+those that the config names; its ``logits`` are those of the classes.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from crossattn.data import sources
-from crossattn.data.features import Feature, Image, Label, Text
+from crossattn.data.features import Feature, Image, Label, SoundWindow, Text
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
@@ -23,10 +23,19 @@ from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
 
+# Of each kind of input: its argument of ``hidden``, the sizes that a config gives, the protocol of a model.
+_ARGUMENTS = {"image": "image", "text": "tokens", "sound": "sound"}
+_SIZES = {"image": ("height", "width", "channels"), "text": ("text_len",), "sound": ("frames",)}
+_PROTOCOLS = {
+    "image": protocols.ImageClassifier,
+    "text": protocols.TextClassifier,
+    "sound": protocols.SoundClassifier,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationData(sections.Pictures, sections.Data):
-    """Pictures, texts or both, each of one class.
+    """Pictures, texts, sounds or several of them, of one class.
 
     Attributes:
       label: the value of an example that is its class.
@@ -36,6 +45,9 @@ class ClassificationData(sections.Pictures, sections.Data):
         ``flip`` and ``shift`` still move them on it.
       text: the value that is a text; None reads none.
       text_len: the most tokens of a text, its end included.
+      sound: the value that is a sound; None reads none.
+      frames: the most frames of a sound, a hundred a second; silence fills up shorter ones.
+      mels: bands of a frame.
     """
 
     label: str
@@ -46,6 +58,9 @@ class ClassificationData(sections.Pictures, sections.Data):
     permuted: bool = False
     text: str | None
     text_len: sections.Length | None = None
+    sound: str | None = None
+    frames: sections.Length | None = None
+    mels: sections.Length = 40
     splits: sections.Splits
 
 
@@ -69,22 +84,24 @@ class OptionalTokenizer(sections.Tokenizer):
 
 
 class ClassificationTask(base.Task):
-    """A model with ``hidden`` and ``logits`` of classes, and labelled pictures or texts."""
+    """A model with ``hidden`` and ``logits`` of classes, and labelled pictures, texts or sounds."""
 
     sections = {
         "data": ClassificationData,
         "tokenizer": OptionalTokenizer,
         "loss": ClassLoss,
     }
-    gives = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
+    gives = ("num_classes", "image_size", "channels", "vocab_size", "max_length", "frames", "mels")
     metrics = ("loss", "nll", "accuracy")
     headline = ("accuracy", "max")
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
-        data = config.data
-        self.tokenizes = data.text is not None
-        self.memory = () if None in (data.image, data.text) else (data.image,)
+        self.reads = read_by(config.data)
+        self.tokenizes = "text" in self.reads
+        # Beside a text all else is the memory; of a picture and a sound, the sound.
+        kept = "text" if self.tokenizes else next(iter(self.reads), None)
+        self.memory = tuple(name for kind, name in self.reads.items() if kind != kept)
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.text or "caption", whole=True)
@@ -92,33 +109,27 @@ class ClassificationTask(base.Task):
     @classmethod
     def check(cls, config: Any) -> None:
         """Raises SettingsError also where nothing is read, a size is missing, or the label is unknown."""
-        data = config.data
-        if data.image is None and data.text is None:
+        data, reads = config.data, read_by(config.data)
+        if not reads:
             raise SettingsError(
-                "config.data.image and data.text are both none; expected one at least."
+                "config.data.image, data.text and data.sound are all none; expected one at least."
             )
-        wanted = ("height", "width", "channels") if data.image is not None else ()
-        wanted += ("text_len",) if data.text is not None else ()
+        wanted = [name for kind in reads for name in _SIZES[kind]]
         if lacking := [name for name in wanted if data.get(name) is None]:
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
-        if data.text is not None and "tokenizer" not in config:
+        if "text" in reads and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
         super().check(config)
         _classes(data)
 
     @classmethod
-    def asks_of(cls, config: Any) -> type:
-        """Returns the protocol of the inputs that the config names."""
-        if config.data.text is None:
-            return protocols.ImageClassifier
-        image = config.data.image
-        return protocols.TextClassifier if image is None else protocols.ImageTextClassifier
+    def asks_of(cls, config: Any) -> tuple[type, ...]:
+        """Returns the protocols of the inputs that the config names."""
+        return tuple(_PROTOCOLS[kind] for kind in read_by(config.data))
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value that the config names."""
-        data = self.config.data
-        names = (data.image, data.text, data.label)
-        self.corpus.refuse_lacking(*(name for name in names if name is not None))
+        self.corpus.refuse_lacking(*self.reads.values(), self.config.data.label)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -130,7 +141,7 @@ class ClassificationTask(base.Task):
         """The features of an example's values, by their names."""
         data = self.config.data
         features: dict[str, Feature] = {data.label: Label(self.classes)}
-        if data.image is not None:
+        if "image" in self.reads:
             unreadable = data.get("unreadable", "refuse")
             features[data.image] = Image(
                 data.height,
@@ -139,21 +150,25 @@ class ClassificationTask(base.Task):
                 unreadable=unreadable,
                 permuted=data.get("permuted", False),
             )
-        if data.text is not None:
+        if "text" in self.reads:
             features[data.text] = Text(self.corpus.tokenizer, data.text_len)
+        if "sound" in self.reads:
+            features[data.sound] = SoundWindow(data.frames, data.get("mels", 40))
         return features
 
     def sizes(self) -> dict[str, Any]:
         data, sizes = self.config.data, {"num_classes": len(self.classes)}
-        if data.image is not None:
+        if "image" in self.reads:
             sizes |= dict(image_size=(data.height, data.width), channels=data.channels)
-        if data.text is not None:
+        if "text" in self.reads:
             sizes |= dict(vocab_size=self.corpus.tokenizer.vocab_size, max_length=data.text_len)
+        if "sound" in self.reads:
+            sizes |= dict(frames=data.frames, mels=data.get("mels", 40))
         return sizes
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         data = self.config.data
-        if data.image is not None:
+        if "image" in self.reads:
             batch = {**batch, data.image: self._augmented(batch[data.image], key)}
         return cross_entropy(
             self.logits(params, batch, key),
@@ -170,12 +185,10 @@ class ClassificationTask(base.Task):
 
     def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Returns logits [B C] of the examples of a batch."""
-        model, data, given = self.bind(params), self.config.data, {}
-        batch = self.seen(batch)
-        if data.image is not None:
-            given |= dict(image=batch[data.image])
-        if data.text is not None:
-            given |= dict(tokens=batch[data.text], segment_ids=batch[f"{data.text}_segment_ids"])
+        model, batch = self.bind(params), self.seen(batch)
+        given = {_ARGUMENTS[kind]: batch[name] for kind, name in self.reads.items()}
+        if "text" in self.reads:
+            given |= dict(segment_ids=batch[f"{self.reads['text']}_segment_ids"])
         return model.logits(model.hidden(**given, key=key))
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -214,16 +227,17 @@ class ClassificationTask(base.Task):
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns inputs of baselines, and classes [n].
 
-        Inputs are pixels [n F] ("picture"), counts of tokens [n V] ("text") and texts [n] ("words").
+        Inputs are pixels [n F] ("picture"), counts of tokens [n V] ("text"), texts [n] ("words") and frames
+        [n F] ("sound").
         """
         data, parts, classes = self.config.data, {}, []
         examples = self.examples(split)
         for item in self.numbered_batches(split, None):
             batch, present = item.batch, item.batch["valid"] > 0
-            if data.image is not None:
+            if "image" in self.reads:
                 pixels = batch[data.image].reshape(len(present), -1)
                 parts.setdefault("picture", []).append(pixels[present])
-            if data.text is not None:
+            if "text" in self.reads:
                 tokens = batch[data.text]
                 counts = np.zeros((len(present), self.sizes()["vocab_size"]), np.float32)
                 np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1)
@@ -231,16 +245,19 @@ class ClassificationTask(base.Task):
                 parts.setdefault("text", []).append(counts[present])
                 words = [examples[int(index)][data.text] for index in item.indices[present]]
                 parts.setdefault("words", []).append(np.array(words, object))
+            if "sound" in self.reads:
+                frames = batch[data.sound].reshape(len(present), -1)
+                parts.setdefault("sound", []).append(frames[present])
             classes.append(batch[data.label][present])
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracies of classifiers of pixels, tokens and n-grams of characters.
+        """Returns accuracies of classifiers of pixels, frames, tokens and n-grams of characters.
 
         Where training mirrors or shifts pictures, an MLP of pictures that are changed alike is one of them.
         """
         data = self.config.data
-        changes = data.image is not None and (data.get("flip", False) or data.get("shift", 0))
+        changes = "image" in self.reads and (data.get("flip", False) or data.get("shift", 0))
         changed = self.changed if changes else None
         return scores(self.vectors, split, {"accuracy": accuracy}, changed)
 
@@ -254,6 +271,11 @@ class ClassificationTask(base.Task):
             for start in range(0, len(images), rows)
         ]
         return {"picture": np.concatenate(found).reshape(len(images), -1)}
+
+
+def read_by(data: Any) -> dict[str, str]:
+    """Returns the values of an example that a config reads, by their kinds: image, text, sound."""
+    return {kind: data[kind] for kind in _ARGUMENTS if data.get(kind) is not None}
 
 
 def _classes(data: Any) -> tuple[str, ...]:

@@ -87,9 +87,9 @@ class InterleavedTask(base.Task):
             )
 
     @classmethod
-    def asks_of(cls, config: Any) -> type:
+    def asks_of(cls, config: Any) -> tuple[type, ...]:
         """Returns the protocol of a model that reads pictures, or of one that does not."""
-        return protocols.InterleavedModel if _sees(config) else protocols.LanguageModel
+        return (protocols.InterleavedModel if _sees(config) else protocols.LanguageModel,)
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples have no picture, no caption, or nothing in common."""

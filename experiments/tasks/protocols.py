@@ -125,10 +125,10 @@ class TextClassifier(Head, Protocol):
     def hidden(self, *, tokens, segment_ids, key): ...
 
 
-class ImageTextClassifier(Head, Protocol):
-    """Pictures [B H W C] and texts [B S] in, the argument of ``logits`` out."""
+class SoundClassifier(Head, Protocol):
+    """Frames of sounds [B F M] in, the argument of ``logits`` out."""
 
-    def hidden(self, *, image, tokens, segment_ids, key): ...
+    def hidden(self, *, sound, key): ...
 
 
 class RegionClassifier(Head, Protocol):
@@ -137,9 +137,9 @@ class RegionClassifier(Head, Protocol):
     def hidden(self, text, boxes, pictures, *, segment_ids, key): ...
 
 
-def lacking(module: type, protocol: type) -> str:
+def lacking(module: type, *protocols: type) -> str:
     """Returns the method that a class lacks, "has no hidden(tokens, *, key)", or ""."""
-    methods = inspect.getmembers(protocol, inspect.isfunction)
+    methods = [each for own in protocols for each in inspect.getmembers(own, inspect.isfunction)]
     for name, method in sorted(methods, key=lambda method: method[0] != "hidden"):
         if name.startswith("_"):
             continue

@@ -93,9 +93,9 @@ class RetrievalLanguageModelTask(LanguageModelTask):
         super().check(config)
 
     @classmethod
-    def asks_of(cls, config: Any) -> type:
+    def asks_of(cls, config: Any) -> tuple[type, ...]:
         """Returns the protocol of a model that reads neighbours, or of one that does not."""
-        return protocols.RetrievalLanguageModel if _reads(config) else protocols.LanguageModel
+        return (protocols.RetrievalLanguageModel if _reads(config) else protocols.LanguageModel,)
 
     @cached_property
     def _reads(self) -> bool:

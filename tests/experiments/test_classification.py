@@ -16,7 +16,7 @@ from experiments.settings import check, saved_config
 from experiments.tasks import classification, make_task
 from experiments.tasks.augmentation import augmented_as
 
-READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("image", "caption")}
+READ = ("image", "caption", "both", "voice", "all")
 
 
 @pytest.mark.quick(1)
@@ -96,10 +96,11 @@ def test_baselines_are_fitted_to_what_the_config_reads():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (dict(image=None), "data.image and data.text are both none"),
+        (dict(image=None), "data.image, data.text and data.sound are all none"),
         (dict(height=10**8), "data.height is 100000000; expected .* at most 8192"),
         (dict(text="caption"), "lacks data.text_len"),
         (dict(text="caption", text_len=8), "lacks the section tokenizer"),
+        (dict(sound="sound"), "lacks data.frames"),
         (dict(label="colour"), "is 'colour'; expected one of the labels of shapes: shape"),
     ],
 )
@@ -168,9 +169,37 @@ def test_permuted_pixels_are_augmented_on_their_grid():
     )
 
 
-def test_a_model_of_other_inputs_is_refused():
-    config = fashion_perceiver.get_config("tiny")
-    config.model = dict(name="decoder")
-    lacks = r"Decoder has no hidden\(\*, image, key\): it lacks image"
+@pytest.mark.parametrize(
+    ("read", "model", "lacks"),
+    [
+        ("image", "decoder", r"Decoder has no hidden\(\*, image, key\): it lacks image"),
+        ("voice", "vit", r"ViT has no hidden\(\*, sound, key\): it lacks sound"),
+        ("all", "bert", r"Bert has no hidden\(\*, image, key\): it lacks image"),
+    ],
+)
+def test_a_model_of_other_inputs_is_refused(read, model, lacks):
+    config = emoji_group.get_config(f"{read},tiny")
+    config.model = dict(name=model)
     with pytest.raises(SettingsError, match=lacks):
         make_task(config).check(config)
+
+
+def test_beside_a_text_pictures_and_sounds_are_the_memory():
+    task = make_task(emoji_group.get_config("all,tiny"))
+    batch = next(iter(task.numbered_batches("test", None))).batch
+    other = task.shuffled(batch)
+    for name in ("image", "sound"):
+        assert batch[name].any() and not np.array_equal(other[name], batch[name])
+    np.testing.assert_array_equal(other["caption"], batch["caption"])
+    task.config.data.blind = True
+    blank = task.seen(batch)
+    assert not any(np.any(blank[name]) for name in ("image", "sound")) and np.any(blank["caption"])
+    assert make_task(emoji_group.get_config("voice,tiny")).memory == ()
+
+
+def test_baselines_hear_what_the_config_hears():
+    views, classes = make_task(emoji_group.get_config("all,tiny")).vectors("test")
+    assert [*views] == ["picture", "text", "words", "sound"]
+    assert views["sound"].shape == (256, 32 * 40) and len(classes) == 256
+    # Tones of half of the shapes; of the others one sound.
+    assert len(np.unique(views["sound"], axis=0)) == 5

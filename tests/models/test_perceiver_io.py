@@ -19,12 +19,15 @@ from tests import numpy_model as oracle
 RNG = np.random.default_rng(0)
 TOKENS = jnp.asarray(RNG.integers(3, 64, (3, 7)))
 IMAGE = jnp.asarray(RNG.normal(size=(3, 4, 5, 3)), jnp.float32)
+SOUND = jnp.asarray(np.random.default_rng(1).normal(size=(3, 9, 6)), jnp.float32)
 LENGTHS = np.array([7, 4, 2])
 PRESENT = jnp.asarray(np.arange(7) < LENGTHS[:, None], jnp.int32)
 BYTES = perceiver_io.tiny()
 PICTURE = perceiver_io.tiny(vocab_size=None, image_size=(4, 5), num_classes=5)
 BOTH = perceiver_io.tiny(image_size=(4, 5), num_classes=5, token_dim=24)
-CONFIGS = {"bytes": BYTES, "picture": PICTURE, "both": BOTH}
+SPOKEN = perceiver_io.tiny(vocab_size=None, frames=9, mels=6, num_classes=5)
+ALL = perceiver_io.replace(BOTH, frames=9, mels=6)
+CONFIGS = {"bytes": BYTES, "picture": PICTURE, "both": BOTH, "sound": SPOKEN, "all": ALL}
 
 
 def given(config, rows=slice(None), **more):
@@ -34,6 +37,8 @@ def given(config, rows=slice(None), **more):
         found |= dict(tokens=TOKENS[rows], segment_ids=PRESENT[rows])
     if config.image_size is not None:
         found |= dict(image=IMAGE[rows])
+    if config.frames is not None:
+        found |= dict(sound=SOUND[rows])
     return found | more
 
 
@@ -64,11 +69,15 @@ def in_numpy(config, p):
         places = np.asarray(fourier((4, 5), config.bands)).reshape(1, 20, -1).repeat(3, 0)
         kinds.append(np.concatenate([np.asarray(IMAGE).reshape(3, 20, 3), places], -1))
         allowed.append(np.ones((3, 20)))
+    if config.frames:
+        places = np.asarray(fourier((9,), config.bands))[None].repeat(3, 0)
+        kinds.append(np.concatenate([np.asarray(SOUND), places], -1))
+        allowed.append(np.ones((3, 9)))
     if config.vocab_size:
         table, positions = p["tokens"]["embedding"]["table"], p["tokens"]["learned"]["table"]
         kinds.append(table[np.asarray(TOKENS)] + positions[:7])
         allowed.append(np.asarray(PRESENT))
-    if len(kinds) == 2:
+    if len(kinds) > 1:
         wide = [np.broadcast_to(p["kinds"][str(i)], (*x.shape[:2], p["kinds"][str(i)].shape[1]))
                 for i, x in enumerate(kinds)]  # fmt: skip
         kinds = [np.concatenate(pair, -1) for pair in zip(kinds, wide, strict=True)]
@@ -91,18 +100,18 @@ def test_logits_equal_numpy(name):
     np.testing.assert_allclose(call(params, given(CONFIGS[name])), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_of_texts_beside_pictures_changes_nothing():
-    call, params = run(BOTH)
-    found = call(params, given(BOTH))
+def test_padding_of_texts_beside_pictures_and_sounds_changes_nothing():
+    call, params = run(ALL)
+    found = call(params, given(ALL))
     other = jnp.where(PRESENT, TOKENS, 63 - TOKENS)
-    np.testing.assert_array_equal(call(params, given(BOTH, tokens=other)), found)
-    short = given(BOTH, slice(1, 2))
+    np.testing.assert_array_equal(call(params, given(ALL, tokens=other)), found)
+    short = given(ALL, slice(1, 2))
     short |= {name: short[name][:, : LENGTHS[1]] for name in ("tokens", "segment_ids")}
     np.testing.assert_allclose(call(params, short)[0], found[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("name", ["picture", "both"])
+@pytest.mark.parametrize("name", ["picture", "all"])
 def test_every_parameter_learns(name):
     config = CONFIGS[name]
     build, params = built(config)
@@ -177,7 +186,11 @@ def test_a_diagonal_start_reads_its_own_place_with_the_same_parameters():
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(num_classes=3), dict(block=BlockConfig.of(48, 2, 64), write=BlockConfig.of(32, 2, 64))],
+    [
+        dict(num_classes=3),
+        dict(frames=9),
+        dict(block=BlockConfig.of(48, 2, 64), write=BlockConfig.of(32, 2, 64)),
+    ],
 )
 def test_a_diagonal_start_without_a_diagonal_is_refused(changes):
     config = perceiver_io.tiny(start="diagonal", **changes)
@@ -188,7 +201,7 @@ def test_a_diagonal_start_without_a_diagonal_is_refused(changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (dict(vocab_size=None), "vocab_size and image_size are both None"),
+        (dict(vocab_size=None), "vocab_size, image_size and frames are all None"),
         (dict(vocab_size=None, image_size=(4, 5)), "num_classes and vocab_size are both None"),
         (dict(token_dim=8), "token_dim is 8; a model that predicts tokens expects"),
         (dict(image_size=(4, 5), pixel_positions="learned"), "expected a pixel_dim"),
@@ -205,6 +218,8 @@ def test_a_config_that_cannot_be_is_refused(changes, said):
         ("bytes", {}, "tokens is missing, but this PerceiverIO wants tokens"),
         ("bytes", dict(tokens=TOKENS, image=IMAGE), "image came, but .* reads no image"),
         ("both", dict(tokens=TOKENS), "image is missing"),
+        ("all", dict(tokens=TOKENS, image=IMAGE), "sound is missing"),
+        ("sound", dict(sound=SOUND[..., :5]), r"sound is \[... 9 5\]; expected \(9, 6\)"),
     ],
 )
 def test_what_is_read_is_said(name, inputs, said):

@@ -1,7 +1,8 @@
 """Pictures of shapes, 16 by 16, with captions, made by code: "shapes", "shapes/en,de", "shapes/scenes".
 
 A picture of "shapes" shows the shape and a caption names it, but a third of the pictures are
-noise, and a third of the captions say nothing, never both: together they tell more than each alone.
+noise, and a third of the captions say nothing, never both: together they tell more than each alone. With
+`data.options.voice` half of the sounds, which are tones, say the shape.
 
 "shapes/scenes" has one or two shapes with sizes and places, which ``crossattn.data.scenes`` draws, says and
 reads back. Ten of the thirty pairs of a shape and a colour are held out: a scene of validation or test has
@@ -18,6 +19,7 @@ import numpy as np
 from crossattn.data import scenes
 from crossattn.data.errors import DataError
 from crossattn.data.sources import SPLITS, Example, MappedSource, Option
+from crossattn.data.sources.tones import sound_of
 
 FORM = "shapes, shapes/LANGUAGE,... or shapes/scenes"
 CLASSES = {"shape": ("square", "circle", "cross", "frame")}
@@ -25,7 +27,10 @@ _GERMAN = {
     "red": "rot", "green": "grün", "blue": "blau", "black": "schwarz",
     "square": "es Quadrat", "circle": "er Kreis", "cross": "es Kreuz", "frame": "er Rahmen",
 }  # fmt: skip
-OPTIONS = {"size": Option(int, "Training scenes.", "[1, inf)")}
+OPTIONS = {
+    "size": Option(int, "Training scenes.", "[1, inf)"),
+    "voice": Option(bool, "Whether tones say the shape of each second picture."),
+}
 _COLOURS = ("red", "green", "blue", "black")
 _SIZE, _TRAIN, _HELD_OUT = scenes.SIDE, 960, 256
 _SCENES = 20_000  # of train, unless another size is asked for
@@ -34,13 +39,17 @@ _HELD_OUT_PAIRS = {"test": 0, "validation": 3}
 
 
 def open_split(
-    rest: str, split: str, *, data_dir: Any = None, size: int | None = None
+    rest: str, split: str, *, data_dir: Any = None, size: int | None = None, voice: bool = False
 ) -> Sequence[Example]:
     """Returns examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, a class.
+
+    With a voice there is also "sound", float32 at 16 kHz, a quarter of a second at most.
 
     With languages, en or de, every picture comes once with each, and "language" names it. Those of scenes
     have no "shape".
     """
+    if voice and rest:
+        raise DataError("data.options.voice is for shapes alone; leave it out.")
     if rest == "scenes":
         count = (size or _SCENES) if split == "train" else _OTHERS
         return MappedSource(range(count), functools.partial(_scene, split=split))
@@ -54,7 +63,7 @@ def open_split(
     first = SPLITS.index(split) * _TRAIN
     count = _TRAIN if split == "train" else _HELD_OUT
     if not languages:
-        return MappedSource(range(first, first + count), _example)
+        return MappedSource(range(first, first + count), _spoken if voice else _example)
     numbers = range(first * len(languages), (first + count) * len(languages))
     return MappedSource(numbers, functools.partial(_in_language, languages=languages))
 
@@ -91,6 +100,12 @@ def _example(index: int) -> Example:
         image = rng.integers(0, 256, image.shape, np.uint8)
     caption = f"something {colour}" if hidden == 1 else f"a {colour} {shape}"
     return {"id": f"shape-{index}", "image": image, "caption": caption, "shape": shape}
+
+
+def _spoken(index: int) -> Example:
+    example = _example(index)
+    said = example["shape"] if np.random.default_rng([index, 1]).integers(2) else "aaaaa"
+    return example | {"sound": sound_of(said)}
 
 
 def held_out(shape: str, colour: str) -> str:
