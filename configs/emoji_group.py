@@ -1,7 +1,7 @@
 """A Perceiver IO that tells the Unicode group of an emoji from its picture and its caption together.
 
-Arguments: image or caption, for one of them alone; stamps, the kinds of stamps, or of stamps voice, the caption
-spoken in French, or all, picture, caption and voice; tiny.
+Arguments: image or caption, for one of them alone; stamps, the kinds of stamps, or of stamps voice, which is
+the caption spoken in French, or all, picture, caption and voice; tiny.
 """
 
 from configs import parts
