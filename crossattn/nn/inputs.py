@@ -67,13 +67,13 @@ class TokenInput(nnx.Module):
       vocab_size: V; None for an input whose calls pass ``embedding``.
       dim: D.
       positions: the scheme; "rope", "relative" and "alibi" act inside attention and add nothing here.
-      max_length: number of positions of the "learned" scheme, and of a table of sinusoids.
+      max_length: number of positions of the "learned" scheme, and of a table of sinusoids, which need it.
       config: scale, norm and further summands.
       dropout_rate: of the sum, where the config says none.
       dtype: computation dtype.
 
     Raises:
-      ValueError: the scheme is unknown.
+      ValueError: the scheme is unknown, or wants a ``max_length``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TokenInput(nnx.Module):
         dim: int,
         *,
         positions: PositionScheme,
-        max_length: int,
+        max_length: int | None = None,
         config: InputConfig = InputConfig(),
         dropout_rate: float = 0.0,
         dtype: Any = None,
@@ -90,6 +90,11 @@ class TokenInput(nnx.Module):
     ):
         if positions not in _SCHEMES:
             raise ValueError(f"positions is {positions!r}; expected one of {', '.join(_SCHEMES)}.")
+        learned, self.sinusoids = positions == "learned", positions == "sinusoidal"
+        self.stored = config.sinusoid_dtype if self.sinusoids else None
+        if max_length is None and (learned or self.stored is not None):
+            what = "learnt positions" if learned else f"a table of sinusoids in {self.stored}"
+            raise ValueError(f"max_length is None; {what} want their number.")
         types, epsilon = config.token_types, config.norm_epsilon
         options: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.embedding: Any = (
@@ -98,15 +103,14 @@ class TokenInput(nnx.Module):
             else Embedding(vocab_size, dim, scale=config.scale, **options)
         )
         table: dict[str, Any] = dict(offset=config.position_offset, std=config.position_std)
-        learned = positions == "learned"
-        self.learned = LearnedPositions(max_length, dim, **table, rngs=rngs) if learned else None
+        self.learned = (
+            LearnedPositions(max_length or 0, dim, **table, rngs=rngs) if learned else None
+        )
         # Kinds of token are looked up like positions: one vector each, none beyond the table.
         self.types = LearnedPositions(types, dim, rngs=rngs) if types else None
         self.norm = None if epsilon is None else norm("layer", dim, epsilon=epsilon, **options)
-        self.sinusoids = positions == "sinusoidal"
         self.sinusoids_from = config.sinusoids_from
-        self.stored = config.sinusoid_dtype if self.sinusoids else None
-        self.max_length = max_length
+        self.max_length = max_length or 0
         self.frozen_id = config.frozen_id
         self.dropout_rate = dropout_rate if config.dropout_rate is None else config.dropout_rate
 

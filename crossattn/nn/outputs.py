@@ -67,32 +67,39 @@ class TokenOutput(nnx.Module):
 
     Args:
       vocab_size: V.
-      block: shape of the blocks below.
+      block: shape of the blocks below, or their size D, which is all that is used without a transform.
       config: scale, transform and bias.
       tied: the table is that of the embedding, which calls pass.
+
+    Raises:
+      ValueError: a transform is to have the activation and the norm of blocks of which only the size came.
     """
 
     def __init__(
         self,
         vocab_size: int,
-        block: BlockConfig,
-        config: OutputConfig,
+        block: BlockConfig | int,
+        config: OutputConfig = OutputConfig(),
         *,
-        tied: bool,
+        tied: bool = False,
         rngs: nnx.Rngs,
     ):
-        dim, dtype = block.dim, block.dtype
+        dim = block if isinstance(block, int) else block.dim
         self.table = None if tied else Embedding(vocab_size, dim, rngs=rngs).table
-        self.dense = (
-            linear(dim, dim, in_axes=("embed",), out_axes=("mlp",), dtype=dtype, rngs=rngs)
-            if config.transform
-            else None
-        )
-        self.norm = block.normalise(rngs) if config.transform else None
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
-        self.activation: Activation = block.mlp.activation
         self.scale = config.scale
-        self.dtype = dtype
+        self.dense: Any = None
+        if not config.transform:
+            return
+        if isinstance(block, int):
+            raise ValueError(
+                f"block is {block}, a size; a transform expects the BlockConfig whose activation and norm"
+                " it has."
+            )
+        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=block.dtype)
+        self.dense = linear(dim, dim, **options, rngs=rngs)
+        self.norm = block.normalise(rngs)
+        self.activation: Activation = block.mlp.activation
 
     def rows(self, embedding: Embedding) -> Float[Array, "V D"]:
         """Returns the table, one row a token.

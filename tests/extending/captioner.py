@@ -17,7 +17,6 @@ from crossattn.nn import (
     DecoderStack,
     Encoded,
     EncoderBlock,
-    OutputConfig,
     PatchEmbedding,
     Stack,
     TokenInput,
@@ -50,12 +49,12 @@ class Captioner(Autoregressive):
     ):
         shape = BlockConfig.of(dim, num_heads, mlp_dim=2 * dim)
         self.reader = PictureReader(image_dim, image_size, rngs=rngs)
-        scheme = dict(positions="sinusoidal", max_length=64)
+        scheme = dict(positions="sinusoidal")
         self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.decoder = DecoderStack(
             shape, layers, memory_dim=image_dim, positions="sinusoidal", **layout, rngs=rngs
         )
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+        self.output = TokenOutput(vocab_size, dim, tied=True, rngs=rngs)
 
     def __call__(self, source, target_in):
         states = self.decoder.read(source=self.reader(source))

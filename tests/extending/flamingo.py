@@ -11,7 +11,6 @@ from crossattn.nn import (
     BlockConfig,
     DecoderBlock,
     DecoderStack,
-    OutputConfig,
     TokenInput,
     TokenOutput,
 )
@@ -22,7 +21,7 @@ from .perceiver import Perceiver
 class Flamingo(Autoregressive):
     def __init__(self, vocab_size, dim, image_dim, *, periods=2, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
-        scheme = dict(positions="sinusoidal", max_length=64)
+        scheme = dict(positions="sinusoidal")
         self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.resampler = Perceiver(dim, image_dim, num_latents=3, num_classes=1, rngs=rngs)
 
@@ -36,7 +35,7 @@ class Flamingo(Autoregressive):
         self.decoder = DecoderStack(
             shape, periods, build=[gated, block], positions="sinusoidal", **layout, rngs=rngs
         )
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=False, rngs=rngs)
+        self.output = TokenOutput(vocab_size, dim, rngs=rngs)
 
     def encode(self, images):
         """Latents [B (I 3) D] of images [B I S M]."""

@@ -18,7 +18,6 @@ from crossattn.nn import (
     Autoregressive,
     BlockConfig,
     DecoderStack,
-    OutputConfig,
     TokenInput,
     TokenOutput,
     linear,
@@ -38,10 +37,10 @@ class Llava(Autoregressive):
         axes = dict(in_axes=("embed",), out_axes=("mlp",))
         self.first = linear(image_dim, dim, **axes, rngs=rngs)
         self.second = linear(dim, dim, in_axes=("mlp",), out_axes=("embed",), rngs=rngs)
-        scheme = dict(positions="sinusoidal", max_length=64)
+        scheme = dict(positions="sinusoidal")
         self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.decoder = DecoderStack(shape, layers, positions="sinusoidal", **layout, rngs=rngs)
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+        self.output = TokenOutput(vocab_size, dim, tied=True, rngs=rngs)
 
     def encode(self, images):
         """Vectors [B I P D], of the size of embeddings, of pictures [B I H W C]."""

@@ -40,7 +40,7 @@ class Painter(nnx.Module):
     def __init__(self, vocab_size, dim, image_size, channels=1, *, patch=2, layers=2, rngs):
         plain = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
         shape = replace(plain, condition_dim=dim)
-        scheme = dict(positions="sinusoidal", max_length=16)
+        scheme = dict(positions="sinusoidal")
         self.source_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.encoder = Stack(lambda rngs: EncoderBlock(plain, rngs=rngs), 1, rngs=rngs)
         self.patches = PatchEmbedding(

@@ -17,7 +17,6 @@ from crossattn.nn import (
     DecoderStack,
     Encoded,
     EncoderBlock,
-    OutputConfig,
     Stack,
     TokenInput,
     TokenOutput,
@@ -31,14 +30,14 @@ class Pointer(Autoregressive):
 
     def __init__(self, vocab_size, dim, *, layers=2, num_heads=2, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads, mlp_dim=2 * dim)
-        scheme = dict(positions="sinusoidal", max_length=64)
+        scheme = dict(positions="sinusoidal")
         self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)  # the source's too
         self.encoder = Stack(lambda rngs: EncoderBlock(shape, rngs=rngs), layers, rngs=rngs)
         self.encoder_norm = shape.normalise(rngs)
         self.decoder = DecoderStack(
             shape, layers, memory_dim=dim, positions="sinusoidal", **layout, rngs=rngs
         )
-        words = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+        words = TokenOutput(vocab_size, dim, tied=True, rngs=rngs)
         self.output = CopyOutput(words, vocab_size, shape, dim, rngs=rngs)
 
     def encode(self, source):

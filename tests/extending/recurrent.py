@@ -18,9 +18,7 @@ import jax.numpy as jnp
 from crossattn.nn import (
     AdditiveAttention,
     Autoregressive,
-    BlockConfig,
     Encoded,
-    OutputConfig,
     RecurrentDecoder,
     RecurrentStack,
     TokenInput,
@@ -43,7 +41,7 @@ class Recurrent(Autoregressive):
         layers=1,
         rngs,
     ):
-        scheme = dict(positions="none", max_length=64)
+        scheme = dict(positions="none")
         self.source_input = TokenInput(source_size, dim, **scheme, rngs=rngs)
         self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.encoder = RecurrentStack(cell, layers, dim, dim, rngs=rngs)
@@ -55,8 +53,7 @@ class Recurrent(Autoregressive):
         self.decoder = RecurrentDecoder(
             cell, layers, dim, attention=attention(dim, rngs=rngs), **reads, rngs=rngs
         )
-        shape = BlockConfig.of(dim, num_heads=1, mlp_dim=None)
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+        self.output = TokenOutput(vocab_size, dim, tied=True, rngs=rngs)
 
     def encode(self, source):
         """Vectors [*B S D] of the source, and the decoder's first states [*B 1 L P D]; token 0 is padding."""

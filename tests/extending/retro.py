@@ -11,7 +11,6 @@ from crossattn.nn import (
     DecoderBlock,
     DecoderStack,
     Encoded,
-    OutputConfig,
     Stack,
     TokenInput,
     TokenOutput,
@@ -22,9 +21,7 @@ from crossattn.ops import masks
 class Retro(Autoregressive):
     def __init__(self, vocab_size, dim, chunk, *, periods=2, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
-        self.target_input = TokenInput(
-            vocab_size, dim, positions="sinusoidal", max_length=64, rngs=rngs
-        )
+        self.target_input = TokenInput(vocab_size, dim, positions="sinusoidal", rngs=rngs)
 
         def neighbour(rngs):
             return Block(
@@ -46,7 +43,7 @@ class Retro(Autoregressive):
         self.decoder = DecoderStack(
             shape, periods, build=[plain, retro], positions="sinusoidal", **layout, rngs=rngs
         )
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=False, rngs=rngs)
+        self.output = TokenOutput(vocab_size, dim, rngs=rngs)
         self.chunk, self.dim = chunk, dim
 
     def encode(self, chunks, neighbours):

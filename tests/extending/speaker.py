@@ -24,7 +24,7 @@ from crossattn.ops.positions.sinusoids import sinusoidal
 class Speaker(Autoregressive):
     def __init__(self, letters, frame, dim, *, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
-        scheme = dict(positions="sinusoidal", max_length=64)
+        scheme = dict(positions="sinusoidal")
         self.source_input = TokenInput(letters, dim, **scheme, rngs=rngs)
         self.encoder = Stack(lambda rngs: EncoderBlock(shape, rngs=rngs), 1, rngs=rngs)
         axes = dict(in_axes=("embed",), out_axes=("embed",))

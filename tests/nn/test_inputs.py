@@ -59,6 +59,31 @@ def test_a_frozen_token_learns_nothing_where_it_is_looked_up():
     assert learnt.tolist() == [False, True, False, True, False, False, False]
 
 
+@pytest.mark.parametrize("positions", ["none", "sinusoidal", "rope"])
+def test_a_text_of_any_length_is_embedded_where_positions_have_no_end(positions):
+    layer = entrance(positions=positions, max_length=None)
+    assert layer.longest is None
+    found = layer(jnp.ones((LENGTH + 1,), int))
+    np.testing.assert_array_equal(
+        found, entrance(positions=positions)(jnp.ones((LENGTH + 1,), int))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (dict(positions="learned"), "learnt positions"),
+        (
+            dict(positions="sinusoidal", config=InputConfig(sinusoid_dtype="float16")),
+            "a table of sinusoids in float16",
+        ),
+    ],
+)
+def test_positions_of_a_table_want_their_number(options, what):
+    with pytest.raises(ValueError, match=f"max_length is None; {what} want their number"):
+        entrance(max_length=None, **options)
+
+
 @pytest.mark.parametrize("wrong", [V, -1])
 def test_a_token_beyond_the_vocabulary_is_refused_where_it_is_known_and_nan_where_not(wrong):
     layer = entrance(config=InputConfig(token_types=2))
