@@ -22,14 +22,15 @@ def get_config(arg: str = ""):
         ),
         # Both are trained on -log p alone, which is all that a mixture has.
         loss=parts.translation_loss(label_smoothing=0.0),
-        optim=parts.adamw(learning_rate=1e-3),
-        train=parts.train(steps=1500, eval_every=150),
+        optim=parts.adamw(name="muon", learning_rate=1e-2),
+        train=parts.train(steps=900, eval_every=150),
         checkpoint=parts.checkpoint(every=150, best_metric="nll", best_mode="min"),
-        evaluate=parts.evaluate_summaries(),
+        # Without, a head that copies writes a piece of a name again and again.
+        evaluate=parts.evaluate_summaries(decoding=parts.decoding(no_repeat_ngram=3)),
     )
     if "tiny" in words:
         config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
         config.data.update(name="copy", source_len=64, target_len=64)
         config.model.dropout_rate = 0.0
-        config.optim.update(learning_rate=3e-3, warmup_steps=50)
+        config.optim.update(name="adamw", learning_rate=3e-3, warmup_steps=50)
     return config

@@ -224,7 +224,13 @@ def evaluate_summaries(**changes: Any) -> dict[str, Any]:
 
 def decoding(**changes: Any) -> dict[str, Any]:
     """Returns ``evaluate.decoding``: greedy search."""
-    usual = dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), batch_size=32)
+    usual = dict(
+        num_beams=1,
+        length_penalty=0.6,
+        max_new_tokens=placeholder(int),
+        no_repeat_ngram=placeholder(int),
+        batch_size=32,
+    )
     return usual | changes
 
 

@@ -37,7 +37,10 @@ _NBEST = flags.DEFINE_integer(
 )
 _MARKUP = flags.DEFINE_bool("markup", False, "Each text is HTML, whose tags follow their words.")
 _NO_REPEAT_NGRAM = flags.DEFINE_integer(
-    "no_repeat_ngram", None, "No sequence of so many tokens comes twice.", lower_bound=1
+    "no_repeat_ngram",
+    None,
+    "No sequence of so many tokens comes twice; default: the config's.",
+    lower_bound=1,
 )
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the draw, above flattens.")
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw from so many tokens.", lower_bound=1)
@@ -68,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
             "--markup follows words by cross-attention, which this model does not have."
         )
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
+    if _NO_REPEAT_NGRAM.value is not None:  # which is among the flags' processors
+        options["no_repeat_ngram"] = None
     count = _NBEST.value or 1
     if count > options["num_beams"]:
         raise launch.Refused(

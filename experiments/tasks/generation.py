@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from crossattn import decode, interventions
 from crossattn.data.pipeline import eval_batches
+from crossattn.decode import constraints
 from crossattn.interventions import Intervention
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.errors import SettingsError
@@ -61,6 +62,7 @@ class Translator:
       params: its parameters; on a mesh, every process gets all texts.
       num_beams: 1 is greedy.
       length_penalty: of beam search.
+      no_repeat_ngram: no sequence of so many tokens is written twice; None allows it.
       max_new_tokens: the most target tokens, at most twice the bucket's source length and 16; None is the
         config's target length.
       batch_size: sentences of the longest bucket decoded together; batches of shorter ones are larger.
@@ -76,6 +78,7 @@ class Translator:
         *,
         num_beams: int = 1,
         length_penalty: float = 0.6,
+        no_repeat_ngram: int | None = None,
         max_new_tokens: int | None = None,
         batch_size: int = 32,
         key: Any = None,
@@ -94,6 +97,8 @@ class Translator:
         self.source_len = data.source_len
         self.cut_sources = 0
         self._key = key
+        if no_repeat_ngram is not None:
+            processors = (*processors, constraints.no_repeat_ngram(no_repeat_ngram))
         self._search = jax.jit(
             lambda params, source, segment_ids, key: decode.generate(
                 task.bind(params),

@@ -11,7 +11,7 @@ import jax
 from crossattn.train.alignment import Recipe
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
-from crossattn.types import NonNegative
+from crossattn.types import Count, NonNegative
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.settings import section_of
@@ -75,10 +75,12 @@ class Decoding(sections.Decoding):
     Attributes:
       length_penalty: larger favours longer texts.
       max_new_tokens: the most tokens; None is data.target_len.
+      no_repeat_ngram: no sequence of so many tokens is written twice; None allows it.
     """
 
     length_penalty: NonNegative
     max_new_tokens: sections.Length | None
+    no_repeat_ngram: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
