@@ -23,7 +23,8 @@ def families(keys: Sequence[Sequence[str]], pairs: Iterable[tuple[int, int]] = (
 
     def root(key: str) -> str:
         while parent[key] != key:
-            key = parent[key] = parent[parent[key]]
+            parent[key] = parent[parent[key]]
+            key = parent[key]
         return key
 
     joined = [(own[0], key) for own in keys for key in own]

@@ -223,6 +223,20 @@ def test_families_join_by_keys_and_by_pairs():
     assert families(keys, [(2, 0), (5, 3)]) == ["a", "a", "a", "e", "a", "e"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_families_are_the_connected_components_in_any_order(seed):
+    draw = np.random.default_rng(seed)
+    keys = [[f"k{k}" for k in draw.integers(0, 30, draw.integers(1, 4))] for _ in range(25)]
+    graph = np.zeros((30, 30), bool)
+    for own in keys:
+        numbers = [int(key[1:]) for key in own]
+        graph[np.ix_(numbers, numbers)] = True
+    for _ in range(30):
+        graph |= graph @ graph
+    expected = [min(f"k{i}" for i in np.flatnonzero(graph[int(own[0][1:])])) for own in keys]
+    assert families(keys) == expected
+
+
 # --- the real ones, where they were fetched before
 
 

@@ -100,6 +100,7 @@ class Stamps(records.PackageBuilder):
     one voice in memory.
     """
 
+    VERSION = tfds.core.Version("1.1.0")  # families are named by the least of their keys
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=voice, description=f"Spoken captions: {voice}")
         for voice in ("none", *VOICES)
