@@ -2,7 +2,7 @@
 
 The source is the text of DESCRIPTION, the target the page's line "accept, accept4 - accept a connection on a
 socket". The program mandoc reads the pages, of whichever macros; what it sets in tables and listings is left
-out. Pages that describe a thing of the same name, or in the same words after the dash, are in one split, so
+out. Pages of the same name, of the same words after the dash or of the same description are in one split, so
 Linux' `accept` is where FreeBSD's is; those on one subject may be in two, as `sin` and `cos` are.
 """
 
@@ -41,7 +41,7 @@ _DASH = re.compile(r" [-–—] ")
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
     """Returns examples {"id", "source", "target"}."""
     pages = _pages(data_dir)
-    of = families([_keys(page["target"]) for page in pages])
+    of = families([[*_keys(page["target"]), page["source"]] for page in pages])
     return [
         page
         for page, family in zip(pages, of, strict=True)
@@ -88,7 +88,8 @@ def as_html(pages: Sequence[bytes], data_dir: Any = None) -> Iterator[str]:
     for first in range(0, len(pages), _AT_ONCE):
         some = pages[first : first + _AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
-            names = [str(number) for number in range(len(some))]
+            # Names that no page includes.
+            names = [f"page-{number}" for number in range(len(some))]
             for name, page in zip(names, some, strict=True):
                 (Path(folder) / name).write_bytes(page)
             done = subprocess.run(
