@@ -214,8 +214,8 @@ class PerceiverIO(nnx.Module):
           return_weights: also return the weights [*B N L S] of latents on pixels, then frames, then tokens.
 
         Raises:
-          ValueError: an input is missing, or this model does not read it; or a text is too long, or a
-            picture has another size than the learnt positions.
+          ValueError: an input is missing, or this model does not read it; or a text is too long, a picture
+            or a sound has other axes or channels, or a picture another size than the learnt positions.
         """
         keys = split(key, 3 + self.repeats)
         inputs = self._inputs(tokens, image, sound, segment_ids, positions, keys[0])
@@ -355,9 +355,11 @@ class GridInput(nnx.Module):
       name: of the input, for errors.
       size: of each axis of the grid.
       channels: values of a place.
-      dim: size to which values and learnt positions are projected; None does not project values.
+      dim: size to which values and learnt positions are projected; None does not project values, and has no
+        learnt positions.
       learned: whether positions are a table, in place of Fourier features.
       bands, resolution: of Fourier features, see ``ops.positions.fourier``.
+      dtype: computation dtype.
     """
 
     def __init__(
@@ -414,6 +416,10 @@ class GridInput(nnx.Module):
 
 def _check(config: PerceiverIOConfig) -> None:
     write = config.write or config.block
+    if config.frames is not None and min(config.frames, config.mels) < 1:
+        raise ValueError(
+            f"frames is {config.frames} and mels is {config.mels}; expected 1 or more of each."
+        )
     if config.vocab_size is None and config.image_size is None and config.frames is None:
         raise ValueError(
             "vocab_size, image_size and frames are all None; expected one at least, or nothing is read."

@@ -46,7 +46,7 @@ class ClassificationData(sections.Pictures, sections.Data):
       text: the value that is a text; None reads none.
       text_len: the most tokens of a text, its end included.
       sound: the value that is a sound; None reads none.
-      frames: the most frames of a sound, a hundred a second; silence fills up shorter ones.
+      frames: of a sound, a hundred a second; zeros fill up a shorter one, a longer one is refused.
       mels: bands of a frame.
     """
 
@@ -84,7 +84,11 @@ class OptionalTokenizer(sections.Tokenizer):
 
 
 class ClassificationTask(base.Task):
-    """A model with ``hidden`` and ``logits`` of classes, and labelled pictures, texts or sounds."""
+    """A model with ``hidden`` and ``logits`` of classes, and labelled pictures, texts or sounds.
+
+    Beside a text, pictures and sounds are the memory that ``data.blind`` blanks and ``shuffled`` exchanges;
+    beside a picture alone, the sound is.
+    """
 
     sections = {
         "data": ClassificationData,
@@ -99,7 +103,6 @@ class ClassificationTask(base.Task):
         super().__init__(config, assets)
         self.reads = read_by(config.data)
         self.tokenizes = "text" in self.reads
-        # Beside a text all else is the memory; of a picture and a sound, the sound.
         kept = "text" if self.tokenizes else next(iter(self.reads), None)
         self.memory = tuple(name for kind, name in self.reads.items() if kind != kept)
 
@@ -117,6 +120,15 @@ class ClassificationTask(base.Task):
         wanted = [name for kind in reads for name in _SIZES[kind]]
         if lacking := [name for name in wanted if data.get(name) is None]:
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
+        if len({*reads.values(), data.label}) <= len(reads):
+            raise SettingsError(
+                f"the config reads {', '.join(reads.values())} and the label {data.label}; expected other"
+                " values of an example for each."
+            )
+        if "sound" not in reads and data.get("frames") is not None:
+            raise SettingsError(
+                f"config.data.frames is {data.frames}, but data.sound is none; name a sound, or leave it out."
+            )
         if "text" in reads and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
         super().check(config)

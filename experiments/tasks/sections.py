@@ -21,7 +21,7 @@ class Data:
       name: where the data come from: phrases, files:mine.tsv, text:mine.txt.
       data_dir: where fetched data lie; None is $CROSSATTN_DATA.
       batch_size: rows of a batch; of the longest ones where mode is bucket.
-      blind: trains and scores the model with its memory (source, pictures) at 0.
+      blind: trains and scores the model with its memory (source, pictures, sounds) at 0.
     """
 
     name: str

@@ -101,6 +101,9 @@ def test_baselines_are_fitted_to_what_the_config_reads():
         (dict(text="caption"), "lacks data.text_len"),
         (dict(text="caption", text_len=8), "lacks the section tokenizer"),
         (dict(sound="sound"), "lacks data.frames"),
+        (dict(sound="image", frames=9), "reads image, image and the label shape; expected other"),
+        (dict(image="shape"), "reads shape and the label shape; expected other"),
+        (dict(frames=9), "data.frames is 9, but data.sound is none"),
         (dict(label="colour"), "is 'colour'; expected one of the labels of shapes: shape"),
     ],
 )
@@ -195,6 +198,13 @@ def test_beside_a_text_pictures_and_sounds_are_the_memory():
     blank = task.seen(batch)
     assert not any(np.any(blank[name]) for name in ("image", "sound")) and np.any(blank["caption"])
     assert make_task(emoji_group.get_config("voice,tiny")).memory == ()
+    config = emoji_group.get_config("all,tiny")
+    config.data.text = None
+    task = make_task(config)
+    assert task.memory == ("sound",)
+    other = task.shuffled(batch)
+    np.testing.assert_array_equal(other["image"], batch["image"])
+    assert not np.array_equal(other["sound"], batch["sound"])
 
 
 def test_baselines_hear_what_the_config_hears():

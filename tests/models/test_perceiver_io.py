@@ -204,6 +204,7 @@ def test_a_diagonal_start_without_a_diagonal_is_refused(changes):
         (dict(vocab_size=None), "vocab_size, image_size and frames are all None"),
         (dict(vocab_size=None, image_size=(4, 5)), "num_classes and vocab_size are both None"),
         (dict(token_dim=8), "token_dim is 8; a model that predicts tokens expects"),
+        (dict(frames=9, mels=0, num_classes=3), "frames is 9 and mels is 0; expected 1 or more"),
         (dict(image_size=(4, 5), pixel_positions="learned"), "expected a pixel_dim"),
     ],
 )

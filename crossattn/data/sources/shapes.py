@@ -29,7 +29,7 @@ _GERMAN = {
 }  # fmt: skip
 OPTIONS = {
     "size": Option(int, "Training scenes.", "[1, inf)"),
-    "voice": Option(bool, "Whether tones say the shape of each second picture."),
+    "voice": Option(bool, "Whether there are tones, half of which, at random, say the shape."),
 }
 _COLOURS = ("red", "green", "blue", "black")
 _SIZE, _TRAIN, _HELD_OUT = scenes.SIDE, 960, 256
