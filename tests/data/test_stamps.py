@@ -250,7 +250,7 @@ def real(voice: str):
 
 def test_real_stamps_never_straddle():
     found = real("none")
-    assert Counter(split for split, _ in found) == {"train": 535, "validation": 73, "test": 93}
+    assert Counter(split for split, _ in found) == {"train": 538, "validation": 70, "test": 93}
     where, captions = defaultdict(set), defaultdict(set)
     for split, example in found:
         where[example["family"]].add(split)

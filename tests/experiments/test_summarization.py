@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from configs import man_pages
+from crossattn.decode import constraints
 from experiments.tasks import make_task
 from experiments.tasks.copied import nearest
 from tests.experiments.conftest import ROOT
@@ -112,3 +114,16 @@ def test_a_summary_in_another_script_is_one_line(refused, tmp_path):
         "train", CONFIG, f"--config.data.name=files:{table}", f"--workdir={tmp_path}/run"
     )
     assert "'μια γάτα' has none" in said and "task 'translation'" in said
+
+
+@pytest.mark.slow
+def test_the_config_says_whether_a_summary_may_repeat_trigrams(task):
+    """An untrained model would write one token again and again."""
+    params, texts = task.init(jax.random.key(0)), [source for source, _ in TRAIN]
+
+    def written(**options):
+        return task.translator(params, **options).texts(texts)
+
+    own = constraints.no_repeat_ngram(3)
+    assert written() == written(no_repeat_ngram=None, processors=(own,))
+    assert written() != written(no_repeat_ngram=None)
