@@ -88,8 +88,8 @@ class TokenOutput(nnx.Module):
         self.table = None if tied else Embedding(vocab_size, dim, rngs=rngs).table
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
         self.scale = config.scale
-        self.dense: Any = None
         if not config.transform:
+            self.dense, self.norm = None, None
             return
         if isinstance(block, int):
             raise ValueError(
@@ -97,8 +97,8 @@ class TokenOutput(nnx.Module):
                 " it has."
             )
         options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=block.dtype)
-        self.dense = linear(dim, dim, **options, rngs=rngs)
-        self.norm = block.normalise(rngs)
+        self.dense: Any = linear(dim, dim, **options, rngs=rngs)
+        self.norm: Any = block.normalise(rngs)
         self.activation: Activation = block.mlp.activation
 
     def rows(self, embedding: Embedding) -> Float[Array, "V D"]:
