@@ -39,7 +39,7 @@ _MARKUP = flags.DEFINE_bool("markup", False, "Each text is HTML, whose tags foll
 _NO_REPEAT_NGRAM = flags.DEFINE_integer(
     "no_repeat_ngram",
     None,
-    "No sequence of so many tokens comes twice; default: the config's.",
+    "No sequence of so many tokens comes twice; default: the config's, if it has one.",
     lower_bound=1,
 )
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the draw, above flattens.")
