@@ -23,6 +23,7 @@ from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
 
+_MELS = 40  # bands of a frame, where the config says nothing
 # Of each kind of input: its argument of ``hidden``, the sizes that a config gives, the protocol of a model.
 _ARGUMENTS = {"image": "image", "text": "tokens", "sound": "sound"}
 _SIZES = {"image": ("height", "width", "channels"), "text": ("text_len",), "sound": ("frames",)}
@@ -60,7 +61,7 @@ class ClassificationData(sections.Pictures, sections.Data):
     text_len: sections.Length | None = None
     sound: str | None = None
     frames: sections.Length | None = None
-    mels: sections.Length = 40
+    mels: sections.Length = _MELS
     splits: sections.Splits
 
 
@@ -165,7 +166,7 @@ class ClassificationTask(base.Task):
         if "text" in self.reads:
             features[data.text] = Text(self.corpus.tokenizer, data.text_len)
         if "sound" in self.reads:
-            features[data.sound] = SoundWindow(data.frames, data.get("mels", 40))
+            features[data.sound] = SoundWindow(data.frames, data.get("mels", _MELS))
         return features
 
     def sizes(self) -> dict[str, Any]:
@@ -175,7 +176,7 @@ class ClassificationTask(base.Task):
         if "text" in self.reads:
             sizes |= dict(vocab_size=self.corpus.tokenizer.vocab_size, max_length=data.text_len)
         if "sound" in self.reads:
-            sizes |= dict(frames=data.frames, mels=data.get("mels", 40))
+            sizes |= dict(frames=data.frames, mels=data.get("mels", _MELS))
         return sizes
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
