@@ -88,6 +88,7 @@ class TokenOutput(nnx.Module):
         self.table = None if tied else Embedding(vocab_size, dim, rngs=rngs).table
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
         self.scale = config.scale
+        self.dtype = None if isinstance(block, int) else block.dtype
         if not config.transform:
             self.dense, self.norm = None, None
             return
@@ -96,7 +97,7 @@ class TokenOutput(nnx.Module):
                 f"block is {block}, a size; a transform expects the BlockConfig whose activation and norm"
                 " it has."
             )
-        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=block.dtype)
+        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=self.dtype)
         self.dense: Any = linear(dim, dim, **options, rngs=rngs)
         self.norm: Any = block.normalise(rngs)
         self.activation: Activation = block.mlp.activation

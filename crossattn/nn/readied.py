@@ -32,11 +32,10 @@ def in_compute_dtype(model: Any) -> Any:
         return model
     made = nnx.clone(model)
     for _, layer in nnx.iter_modules(made):
-        dtype = getattr(layer, "dtype", None)
-        for name in _ROUNDED.get(type(layer), ()) if dtype is not None else ():
+        for name in _ROUNDED.get(type(layer), ()):
             parameter = getattr(layer, name)
-            if parameter is not None:
-                parameter.set_value(parameter.get_value().astype(dtype))
+            if parameter is not None and layer.dtype is not None:
+                parameter.set_value(parameter.get_value().astype(layer.dtype))
     return made
 
 
