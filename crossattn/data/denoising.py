@@ -7,7 +7,6 @@ place in the stream resumes them exactly, with fresh noise in every epoch.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import grain
 import numpy as np
 from jaxtyping import Int, Integer
 
@@ -16,7 +15,7 @@ from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
 from crossattn.data.features.text import lay_text
 from crossattn.data.packing import Batch, Layout, rows_multiple
-from crossattn.data.pipeline import TrainIterator, in_order, order_seed
+from crossattn.data.pipeline import TrainIterator, in_order, shuffled_for_ever
 from crossattn.data.prepared import Prepared
 from crossattn.data.tokenizers import BOS
 
@@ -107,9 +106,8 @@ def make_denoising_iterator(
         made = [_row(chunks, objective, seed, start + i, ids) for i, ids in enumerate(mine)]
         return _filled(made, share, objective)
 
-    orders = order_seed(seed)
-    order = grain.MapDataset.range(len(chunks)).shuffle(seed=orders).repeat()
-    batches = order.batch(batch_size * objective.texts_a_row).map_with_index(batch)
+    shuffled, orders = shuffled_for_ever(len(chunks), seed)
+    batches = shuffled.batch(batch_size * objective.texts_a_row).map_with_index(batch)
     identity = f"{objective} {batch_size} {orders} {texts.fingerprint()}"
     return TrainIterator(in_order(batches), texts, identity, prefetch)
 

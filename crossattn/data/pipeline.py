@@ -176,9 +176,8 @@ def train_batches(
 
     # Batches of one shape are windows themselves, or the last one of each window would not be full.
     window = batch_size if mode == "pad" else min(window, len(encoded))
-    orders = order_seed(seed)
+    shuffled, orders = shuffled_for_ever(len(encoded), seed)
     identity = f"{mode} {batch_size} {widths} {orders} {window} {encoded.fingerprint()}"
-    shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=orders).repeat()
     windows = in_order(shuffled.batch(window).map_with_index(planned))
     layouts = grain.experimental.FlatMapIterDataset(windows, _Flatten())
     shard = (process_index, process_count, batch_multiple)
@@ -186,9 +185,12 @@ def train_batches(
     return TrainIterator(batches, encoded, identity, prefetch)
 
 
-def order_seed(seed: int) -> int:
-    """Returns a seed for grain, which adds the number of the epoch: runs of other seeds share no order."""
-    return seed * 1_000_003 % 2**32
+def shuffled_for_ever(count: int, seed: int) -> tuple[grain.MapDataset, int]:
+    """Returns numbers below ``count``, shuffled anew each epoch, and what tells their order from another."""
+    # grain adds the number of the epoch to the seed: runs of other seeds share no order.
+    order = seed * 1_000_003 % 2**32
+    # A repetition without end overflows in batches of one.
+    return grain.MapDataset.range(count).shuffle(seed=order).repeat(2**62 // count), order
 
 
 def in_order(dataset: grain.MapDataset) -> grain.IterDataset:

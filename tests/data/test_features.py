@@ -507,6 +507,17 @@ def test_processes_share_the_batches_of_features_that_one_would_see(examples, to
     assert same(joined([begin(index, 2) for index in range(2)], 25), take(begin(0, 1), 25))
 
 
+@pytest.mark.parametrize("mode", ["bucket", "pad"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_batch_may_have_one_example_and_so_may_the_data(examples, tokenizer, mode, count):
+    options = {"mode": mode, "batch_size": 1}
+    batches = take(
+        pipeline.feature_batches(examples[:count], mixed(tokenizer), **options), 2 * count
+    )
+    seen = [batch["colour"].item() for batch in batches]
+    assert sorted(seen) == sorted([i % 3 for i in range(count)] * 2)
+
+
 def test_a_state_of_other_features_is_refused(examples, tokenizer):
     def begin(**changed):
         return pipeline.feature_batches(
