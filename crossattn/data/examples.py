@@ -1,4 +1,4 @@
-"""Examples of features, prepared when a batch is made: only their lengths are kept in memory."""
+"""Examples of features, prepared when a batch is made: their lengths are in memory, and a bounded cache."""
 
 import contextlib
 import logging
@@ -36,8 +36,11 @@ class FeatureExamples:
         source: Sequence[Mapping[str, Any]],
         features: Mapping[str, Feature],
         truncation: str = "drop",
+        cache_mib: int = 0,
     ):
         """Takes `truncation`, "drop" or "cut", for values longer than a feature lets them be.
+
+        Prepared examples stay in memory and are not read again, as many as `cache_mib` MiB hold.
 
         Raises:
             DataError: there are no examples or features, or an option is out of range.
@@ -45,6 +48,10 @@ class FeatureExamples:
         if not features:
             raise DataError("there are no features; name at least one value of the examples")
         refuse(source, truncation)
+        if cache_mib < 0:
+            raise DataError(f"cache_mib is {cache_mib}; expected 0 or more")
+        self._cache: dict[int, dict[str, np.ndarray]] = {}
+        self._free = cache_mib * 2**20
         self._source, self._features, self._drop = source, dict(features), truncation == "drop"
         self.widths = widths_of(features)
         self.stacked = len(self.widths) < len(features)
@@ -105,21 +112,31 @@ class FeatureExamples:
 
     def _readable(self, layout: Layout) -> tuple[Layout, list[dict[str, np.ndarray]]]:
         """Returns the layout of the examples that can be read, and these prepared."""
-        indices, prepared = layout.examples.tolist(), []
-        for index, example in zip(indices, items_of(self._source, indices), strict=True):
+        indices = layout.examples.tolist()
+        found = {index: self._cache[index] for index in indices if index in self._cache}
+        new = [index for index in indices if index not in found]
+        for index, example in zip(new, items_of(self._source, new), strict=True):
             try:
-                prepared.append(self._prepared(example))
+                found[index] = self._keep(index, self._prepared(example))
             except Unreadable as error:
                 if index not in self.unreadable:
                     self.unreadable.add(index)
                     _LOG.warning("%s; left out, the %d. so far", error, len(self.unreadable))
-                prepared.append(None)
+        prepared = [found.get(index) for index in indices]
         read = np.array([example is not None for example in prepared], bool)
         self._any_read |= bool(read.any())
         self._tried += len(read)
         if self._tried >= min(_SAMPLED, len(self)) and not self._any_read:
             raise DataError(f"not one of the first {self._tried} examples can be read")
         return layout.only(read), [example for example in prepared if example is not None]
+
+    def _keep(self, index: int, prepared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Puts a prepared example into the cache if it has room, and returns it."""
+        size = sum(np.asarray(value).nbytes for value in prepared.values())
+        if index not in self._cache and size <= self._free:
+            self._cache[index] = prepared
+            self._free -= size
+        return prepared
 
     def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: _named(each.prepare, name, example) for name, each in self._features.items()}

@@ -107,11 +107,12 @@ def feature_batches(
     features: Mapping[str, Feature],
     *,
     truncation: str = "drop",
+    cache_mib: int = 0,
     **batching: Any,
 ) -> "TrainIterator":
     """Returns batches of features for training, repeated over shuffled epochs for ever.
 
-    Examples are read and prepared one by one when a batch is made; in memory are their lengths alone.
+    Examples are read and prepared one by one when a batch is made; in memory are their lengths, and a cache.
     Values of a fixed size are stacked, one example a row; a batch that has such arrays also has "valid",
     int32 [rows], 1 where a row holds an example.
 
@@ -119,6 +120,8 @@ def feature_batches(
         examples: random-access examples, see `sources`.
         features: by the names of the examples' values, which the arrays take.
         truncation: "drop" or "cut" values longer than a feature lets them be.
+        cache_mib: MiB of prepared examples that stay in memory and are not read again; 0, as a source that
+            changes its examples at each reading wants it, for none.
         batching: as `make_train_iterator` has it: mode, batch_size, seed, process_index, process_count,
             batch_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
             stacked values give every bucket the same number of rows.
@@ -127,7 +130,7 @@ def feature_batches(
         DataError: an option is out of range, or a feature cannot be packed; and when a batch is made, an
             example is wrong, or none is short enough.
     """
-    prepared = FeatureExamples(examples, features, truncation)
+    prepared = FeatureExamples(examples, features, truncation, cache_mib)
     stacked = [name for name in features if name not in prepared.widths]
     if stacked and batching.get("mode", "pack") == "pack":
         raise DataError(

@@ -29,6 +29,9 @@ from experiments.tasks.protocols import lacking
 
 Sums = dict[str, jax.Array]
 
+CACHE_MIB = 128
+"""Of prepared training examples, which each iterator keeps in memory."""
+
 
 class Task:
     """The ``Task`` of the training loop, with the model that ``config.model.name`` names.
@@ -126,6 +129,7 @@ class Task:
         """
         usual = self.batching(*shard) | dict(mode=self.mode, truncation=self.truncation)
         usual["batch_multiple"] = row_shares(config_mesh(self.config))
+        usual["cache_mib"] = CACHE_MIB
         return feature_batches(examples, features, **usual | options)
 
     def batching(self, shard_index: int, shard_count: int) -> dict[str, Any]:

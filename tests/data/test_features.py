@@ -591,6 +591,48 @@ def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
     assert before < 40 and Counted.reads - before == 24
 
 
+class Counted(list):
+    """Counts how often each of its items is read."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.reads = [0] * len(items)
+
+    def __getitem__(self, index):
+        self.reads[index] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("mode", ["bucket", "pad"])
+def test_cached_examples_give_the_same_batches_and_are_not_read_again(examples, tokenizer, mode):
+    options = {"mode": mode, "batch_size": 4, "prefetch": 0}
+    counted = Counted(examples)
+    cached = pipeline.feature_batches(counted, mixed(tokenizer), cache_mib=8, **options)
+    assert same(
+        take(cached, 60), take(pipeline.feature_batches(examples, mixed(tokenizer), **options), 60)
+    )
+    before = list(counted.reads)
+    take(cached, 60)
+    assert counted.reads == before
+
+
+def test_a_cache_holds_no_more_than_its_size(tokenizer):
+    picture = np.zeros((256, 256, 3), np.uint8)  # float32, 0.75 MiB
+    counted = Counted([{"image": picture}] * 8)
+    options = {"mode": "pad", "batch_size": 1, "prefetch": 0, "cache_mib": 2}
+    iterator = pipeline.feature_batches(counted, {"image": Image(256, 256)}, **options)
+    take(iterator, 16)
+    before = list(counted.reads)
+    take(iterator, 8)
+    assert sorted(after - b for after, b in zip(counted.reads, before, strict=True)) == [
+        0,
+        0,
+        *[1] * 6,
+    ]
+    with pytest.raises(DataError, match="cache_mib is -1; expected 0 or more"):
+        pipeline.feature_batches(counted, {"image": Image(4, 4)}, mode="pad", cache_mib=-1)
+
+
 def test_an_example_that_grows_is_refused_and_not_laid_over_others(tokenizer):
     class Growing(list):
         words = 0
