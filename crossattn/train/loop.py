@@ -11,6 +11,7 @@ lines are dropped. Without a checkpoint it starts from the seed.
 
 import contextlib
 import errno
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,7 @@ import jax
 from jax.sharding import Mesh
 
 from crossattn.train import members as several
-from crossattn.train import processes, storage
+from crossattn.train import processes, storage, xla
 from crossattn.train.checkpoint import Checkpoints, Restored
 from crossattn.train.config import (
     Task,
@@ -302,16 +303,17 @@ class _Run:
 def fresh_state(program: Program, initial: Initial | None = None) -> TrainState:
     """Returns the state before the first step, of all members."""
     key, places, members = program.key, program.sharding, program.key.ndim > 0
+    once = functools.partial(jax.jit, compiler_options=xla.run_once())
     if initial is None:
-        return jax.jit(program.fresh, out_shardings=places)(key)
+        return once(program.fresh, out_shardings=places)(key)
     own = None if places is None else places.params
-    params = jax.jit(program.init, out_shardings=own)(key)
+    params = once(program.init, out_shardings=own)(key)
     if members:
         each = [initial(program.member(params, index)) for index in range(len(key))]
-        params = jax.jit(several.stack, out_shardings=own)(each)
+        params = once(several.stack, out_shardings=own)(each)
     else:
         params = initial(params)
-    return jax.jit(program.begun, out_shardings=places, donate_argnums=0)(params)
+    return once(program.begun, out_shardings=places, donate_argnums=0)(params)
 
 
 def batches(task: Task, config: TrainConfig, mesh: Mesh | None) -> TrainIterator:
