@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from absl import flags
 
 from crossattn import functional, models
+from crossattn.train import xla
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import NonFiniteLoss
 from crossattn.train.loop import batches, fresh_state
@@ -143,6 +144,7 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
         for variant, usual in getattr(module, "ZOO", {"": STEPS}).items():
             config = module.get_config(f"{variant},tiny".removeprefix(","))
             config.train.steps = steps or usual
+            config.train.xla_flags = xla.QUICKLY
             config.optim.update(getattr(module, "ZOO_OPTIM", _OPTIM))
             found[f"{path.stem}:{variant}" if variant else path.stem] = config
     return found
@@ -194,15 +196,16 @@ def _train(row: Row, config: Any, seeds: int) -> None:
     params = _members(program, begun.params, values)[0]
     row.parameters = functional.count(params)
     row.baseline, row.must_beat = _baseline(task, row, params)
-    trained = _trained(program, begun, task, values)
+    changes: list[Any] = [lambda batch: batch]
+    if task.memory:
+        config.data.blind = True
+        # Blanked batches, not a blind task, whose programs would be compiled again.
+        changes.append(make_task(config).seen)
+    trained, *blind = _trained(program, begun, task, values, changes)
     row.reached = [_score(row, task, each) for each in trained]
     if task.memory:
         row.shuffled = [_score(row, task, each, task.shuffled) for each in trained]
-        config.data.blind = True
-        # Blanked batches, not a blind task, whose programs would be compiled again.
-        blank = make_task(config).seen
-        trained = _trained(program, begun, task, values, blank)
-        row.blind = [_score(row, task, each, blank) for each in trained]
+        row.blind = [_score(row, task, each, changes[1]) for each in blind[0]]
 
 
 def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
@@ -210,20 +213,24 @@ def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
 
 
 def _trained(
-    program: Program, begun: TrainState, task: Any, values: TrainConfig, change: Any = None
-) -> list[Any]:
-    """Returns the parameters of each seed, trained on batches as they are, or as ``change`` makes them."""
-    state, data = jax.tree.map(jnp.copy, begun), batches(task, values, program.mesh)
+    program: Program, begun: TrainState, task: Any, values: TrainConfig, changes: Sequence[Any]
+) -> list[list[Any]]:
+    """Returns the parameters of each seed, trained on the batches of each change."""
+    states, data = (
+        [jax.tree.map(jnp.copy, begun) for _ in changes],
+        batches(task, values, program.mesh),
+    )
     try:
         for step in range(1, values.steps + 1):
-            batch = next(data) if change is None else change(next(data))
-            batch = put_batch(batch, program.mesh, bool(values.members), program.along)
-            state, metrics = program.step(state, batch)
-            if not jax.device_get(metrics["finite"]).all():
-                raise NonFiniteLoss(f"step {step}: the loss or its gradient is not finite")
+            batch = next(data)
+            for index, change in enumerate(changes):
+                put = put_batch(change(batch), program.mesh, bool(values.members), program.along)
+                states[index], metrics = program.step(states[index], put)
+                if not jax.device_get(metrics["finite"]).all():
+                    raise NonFiniteLoss(f"step {step}: the loss or its gradient is not finite")
     finally:
         getattr(data, "close", lambda: None)()
-    return _members(program, state.eval_params, values)
+    return [_members(program, state.eval_params, values) for state in states]
 
 
 def _members(program: Program, params: Any, values: TrainConfig) -> list[Any]:
