@@ -198,9 +198,10 @@ def _train(row: Row, config: Any, seeds: int) -> None:
     row.baseline, row.must_beat = _baseline(task, row, params)
     changes: list[Any] = [lambda batch: batch]
     if task.memory:
-        config.data.blind = True
+        blank = config.copy_and_resolve_references()
+        blank.data.blind = True
         # Blanked batches, not a blind task, whose programs would be compiled again.
-        changes.append(make_task(config).seen)
+        changes.append(make_task(blank).seen)
     trained, *blind = _trained(program, begun, task, values, changes)
     row.reached = [_score(row, task, each) for each in trained]
     if task.memory:

@@ -29,16 +29,19 @@ def test_every_config_is_a_row_or_is_the_same_as_one():
 @pytest.mark.slow
 def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypatch, tmp_path):
     good, bad = get_config("lm_small", "tiny"), get_config("lm_small", "tiny")
-    good.train.steps, bad.model.num_heads = 4, 5
-    monkeypatch.setattr(zoo, "experiments", lambda steps: {"broken": bad, "whole": good})
+    reads = get_config("libreoffice", "tiny")
+    good.train.steps, reads.train.steps, bad.model.num_heads = 4, 4, 5
+    rows = {"broken": bad, "whole": good, "reads": reads}
+    monkeypatch.setattr(zoo, "experiments", lambda steps: rows)
     code, out, err = launched("zoo", "--seeds=2", f"--table={tmp_path / 'zoo.json'}")
-    assert code == 1 and "2 rows of 2 runs, scored on test" in out
+    assert code == 1 and "3 rows of 2 runs, scored on test" in out
     table = [line.split(" | ") for line in out.splitlines() if line.startswith("|")]
-    assert [row[0].strip("| ") for row in table][2:] == ["decoder", "decoder"]
-    broken, whole = json.loads((tmp_path / "zoo.json").read_text())["rows"]
+    assert [row[0].strip("| ") for row in table][2:] == ["decoder", "decoder", "transformer"]
+    broken, whole, reads = json.loads((tmp_path / "zoo.json").read_text())["rows"]
     assert "dim" in broken["failed"] and "\n" not in broken["failed"] and not whole["failed"]
     assert len(set(whole["reached"])) == 2 and whole["metric"] == "nll"
     assert whole["baseline"] == "trigrams" and 0 < whole["must_beat"] < np.log(400)
+    assert not whole["blind"] and not {*reads["reached"]} & {*reads["blind"], *reads["shuffled"]}
     assert "failed" in err and "**none**" in err  # after four steps
 
 
