@@ -67,9 +67,10 @@ class TokenOutput(nnx.Module):
 
     Args:
       vocab_size: V.
-      block: shape of the blocks below, or their size D, which is all that is used without a transform.
+      block: shape of the blocks below; or their size D, which is enough without a transform.
       config: scale, transform and bias.
       tied: the table is that of the embedding, which calls pass.
+      dtype: computation dtype, of which the vectors are; by default the block's.
 
     Raises:
       ValueError: a transform is to have the activation and the norm of blocks of which only the size came.
@@ -82,13 +83,14 @@ class TokenOutput(nnx.Module):
         config: OutputConfig = OutputConfig(),
         *,
         tied: bool = False,
+        dtype: Any = None,
         rngs: nnx.Rngs,
     ):
         dim = block if isinstance(block, int) else block.dim
         self.table = None if tied else Embedding(vocab_size, dim, rngs=rngs).table
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
         self.scale = config.scale
-        self.dtype = None if isinstance(block, int) else block.dtype
+        self.dtype = dtype if isinstance(block, int) or dtype is not None else block.dtype
         if not config.transform:
             self.dense, self.norm = None, None
             return

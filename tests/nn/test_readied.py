@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
 from crossattn.decode import generate
 from crossattn.models import Transformer, transformer
-from crossattn.nn import for_decoding, in_compute_dtype
+from crossattn.nn import TokenOutput, for_decoding, in_compute_dtype
 
 LAYERS = 2
 SOURCE = jnp.asarray(np.random.default_rng(0).integers(3, 64, (2, 6)))
@@ -66,3 +67,9 @@ def test_parameters_in_the_type_of_their_layers_stay_the_arrays_that_they_are():
 def test_what_is_no_module_stays_as_it_is():
     model = object()
     assert for_decoding(model) is model
+
+
+def test_an_output_layer_of_a_size_rounds_its_table_to_its_own_type():
+    layer = TokenOutput(5, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert in_compute_dtype(layer).table[...].dtype == jnp.bfloat16
+    assert in_compute_dtype(TokenOutput(5, 8, rngs=nnx.Rngs(0))).table[...].dtype == jnp.float32
