@@ -13,12 +13,14 @@ row could not be trained.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
 None are named where another row has the same model and task on the same data. ``ZOO_OPTIM = {}`` keeps the
-optimiser of the config.
+optimiser of the config. ``ZOO_PARENT = {"child": ("parent", 400)}`` names the variant that a row begins with,
+and its steps; it is trained once, for all seeds.
 """
 
 import importlib
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,8 +40,8 @@ from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import make_mesh, put_batch
 from crossattn.train.state import TrainState
 from crossattn.train.storage import folder
-from experiments import launch, report
-from experiments.initial import initial
+from experiments import launch, report, train
+from experiments.initial import initial, run_begun_with
 from experiments.runs import SPLIT
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -142,12 +144,28 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
         if not hasattr(module, "get_config"):
             continue
         for variant, usual in getattr(module, "ZOO", {"": STEPS}).items():
-            config = module.get_config(f"{variant},tiny".removeprefix(","))
-            config.train.steps = steps or usual
-            config.train.xla_flags = xla.QUICKLY
-            config.optim.update(getattr(module, "ZOO_OPTIM", _OPTIM))
-            found[f"{path.stem}:{variant}" if variant else path.stem] = config
+            name = f"{path.stem}:{variant}" if variant else path.stem
+            found[name] = _small(module, variant, steps or usual)
     return found
+
+
+def parent(name: str) -> Any:
+    """Returns the config of the run that a row begins with; None if it begins with random parameters."""
+    stem, _, variant = name.partition(", ")[0].partition(":")
+    module = importlib.import_module(f"configs.{stem}")
+    if variant not in (parents := getattr(module, "ZOO_PARENT", {})):
+        return None
+    before, steps = parents[variant]
+    return _small(module, before, steps)
+
+
+def _small(module: Any, variant: str, steps: int) -> Any:
+    """Returns the tiny config of a variant of a config file, as rows are trained."""
+    config = module.get_config(f"{variant},tiny".removeprefix(","))
+    config.train.steps = steps
+    config.train.xla_flags = xla.QUICKLY
+    config.optim.update(getattr(module, "ZOO_OPTIM", _OPTIM))
+    return config
 
 
 def _chosen(configs: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
@@ -177,7 +195,11 @@ def _row(name: str, config: Any, seeds: int) -> Row:
     """Returns the row of a config, which has the error if training fails."""
     row, begun = Row(name, config.train.steps, config.task), time.process_time()
     try:
-        _train(row, config, seeds)
+        with tempfile.TemporaryDirectory() as workdir:
+            if (before := parent(name)) is not None:
+                train.run(before, folder(workdir) / "parent")
+                config.init["from"] = f"{workdir}/parent"
+            _train(row, config, seeds)
     except Exception as error:
         row.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
     row.seconds = time.process_time() - begun
@@ -187,7 +209,9 @@ def _row(name: str, config: Any, seeds: int) -> Row:
 def _train(row: Row, config: Any, seeds: int) -> None:
     config.train.seeds = seeds
     values = train_config(config)
-    task = make_task(config)
+    begins = run_begun_with(config)
+    assets = None if begins is None else begins / "assets"
+    task = make_task(config, assets)
     task.refuse_unready()
     row.metric, row.best = task.headline
     row.architecture = _architecture(task)
@@ -201,7 +225,7 @@ def _train(row: Row, config: Any, seeds: int) -> None:
         blank = config.copy_and_resolve_references()
         blank.data.blind = True
         # Blanked batches, not a blind task, whose programs would be compiled again.
-        changes.append(make_task(blank).seen)
+        changes.append(make_task(blank, assets).seen)
     trained, *blind = _trained(program, begun, task, values, changes)
     row.reached = [_score(row, task, each) for each in trained]
     if task.memory:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import emoji_group
+from configs import emoji_group, transfer
 from experiments import zoo
 from experiments.settings import check
 from experiments.tasks import make_task
@@ -16,10 +16,14 @@ from tests.experiments.test_configs import CONFIGS, get_config
 def test_every_config_is_a_row_or_is_the_same_as_one():
     found = zoo.experiments()
     # These translate as libreoffice does.
-    others = {"copy_task", "greek_english", "transfer", "wmt14_de_en"}
+    others = {"copy_task", "greek_english", "wmt14_de_en"}
     assert {name.partition(":")[0] for name in found} == set(CONFIGS) - others
-    for config in found.values():
+    for name, config in found.items():
+        if (parent := zoo.parent(name)) is not None:
+            check(parent)
+            config.init["from"] = "runs/parent"
         check(config)
+    assert zoo.parent("transfer:de,cross").data.name == "phrases/es-en"
     joined = zoo._joined(found)
     assert "t5_11b, t5_1b:span_corruption" in joined and "libreoffice" in joined
     names = [name for together in joined for name in together.split(", ")]
@@ -31,7 +35,7 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     good, bad = get_config("lm_small", "tiny"), get_config("lm_small", "tiny")
     reads = get_config("libreoffice", "tiny")
     good.train.steps, reads.train.steps, bad.model.num_heads = 4, 4, 5
-    rows = {"broken": bad, "whole": good, "reads": reads}
+    rows = {"lm_small:broken": bad, "lm_small": good, "libreoffice": reads}
     monkeypatch.setattr(zoo, "experiments", lambda steps: rows)
     code, out, err = launched("zoo", "--seeds=2", f"--table={tmp_path / 'zoo.json'}")
     assert code == 1 and "3 rows of 2 runs, scored on test" in out
@@ -46,10 +50,26 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
 
 
 @pytest.mark.slow
+def test_a_row_begins_with_its_parent_and_keeps_what_it_does_not_train(launched, monkeypatch):
+    child, seen = get_config("transfer", "de,cross,tiny"), []
+    child.train.steps = 2
+    monkeypatch.setattr(zoo, "experiments", lambda steps: {"transfer:de,cross": child})
+    monkeypatch.setattr(transfer, "ZOO_PARENT", {"de,cross": ("parent", 3)})
+    begun = zoo.fresh_state
+    monkeypatch.setattr(zoo, "fresh_state", lambda *given: seen.append(begun(*given)) or seen[0])
+    code, out, _ = launched("zoo", "--seeds=2")
+    assert code == 0 and "| transformer | transfer:de,cross | translation" in " ".join(out.split())
+    body, table = (
+        seen[0].params[name]["embedding"]["table"] for name in ("target_input", "source_input")
+    )
+    assert np.array_equal(body[0], body[1]) and not np.array_equal(table[0], table[1])
+
+
+@pytest.mark.slow
 def test_the_validation_split_is_scored_alone_to_choose_steps(launched, monkeypatch, tmp_path):
     config = get_config("lm_small", "tiny")
     config.train.steps, scored = 2, []
-    monkeypatch.setattr(zoo, "experiments", lambda steps: {"whole": config})
+    monkeypatch.setattr(zoo, "experiments", lambda steps: {"lm_small": config})
     task, whole = type(make_task(config)), type(make_task(config)).split_loss
     monkeypatch.setattr(
         task,
