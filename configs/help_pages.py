@@ -52,7 +52,7 @@ def get_config(arg: str = ""):
             reads=reads,
         ),
         optim=parts.adamw(name="muon", learning_rate=1e-2),
-        train=parts.train(steps=1600, eval_every=200),
+        train=parts.train(steps=1200, eval_every=200),
         checkpoint=parts.checkpoint(every=200, best_metric="accuracy"),
     )
     if "tiny" not in words:

@@ -90,7 +90,11 @@ def eval_batches(
 
 
 def feature_eval_batches(
-    examples: Sequence[dict[str, Any]], features: Mapping[str, Feature], **batching: int
+    examples: Sequence[dict[str, Any]],
+    features: Mapping[str, Feature],
+    *,
+    cache_mib: int = 0,
+    **batching: int,
 ) -> EvalBatches:
     """Returns batches of features holding every example once; values that are too long are cut.
 
@@ -98,14 +102,14 @@ def feature_eval_batches(
     many rows. Examples are prepared when their batch is asked for.
 
     Args:
-        examples, features: as `pipeline.feature_batches` has them.
+        examples, features, cache_mib: as `pipeline.feature_batches` has them.
         batching: as `eval_batches` has it.
 
     Raises:
         DataError: there are no examples, or an option is out of range; and when a batch is made, an
             example is wrong.
     """
-    return _batches(FeatureExamples(examples, features, "cut"), **batching)
+    return _batches(FeatureExamples(examples, features, "cut", cache_mib), **batching)
 
 
 def _batches(

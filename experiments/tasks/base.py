@@ -30,7 +30,7 @@ from experiments.tasks.protocols import lacking
 Sums = dict[str, jax.Array]
 
 CACHE_MIB = 128
-"""Of prepared training examples, which each iterator keeps in memory."""
+"""Of prepared examples, which each training iterator and each split that is evaluated keep in memory."""
 
 
 class Task:
@@ -147,12 +147,19 @@ class Task:
 
     def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
         """Returns the same batches, with the indices of the examples in their rows."""
-        return feature_eval_batches(
-            self.examples(split),
-            self.features,
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
+        if (split, mesh) not in self._evaluated:
+            self._evaluated[split, mesh] = feature_eval_batches(
+                self.examples(split),
+                self.features,
+                cache_mib=CACHE_MIB,
+                batch_size=rows_on(mesh, self.config.data.batch_size),
+                batch_multiple=row_shares(mesh),
+            )
+        return self._evaluated[split, mesh]
+
+    @cached_property
+    def _evaluated(self) -> dict[Any, EvalBatches]:
+        return {}
 
     def attention(self, params: Any, step: int, folder: Folder | None) -> dict[str, float]:
         """Computes what heads do in a validation batch, see ``watching``, and draws it into the folder."""
