@@ -14,6 +14,7 @@ def get_config(arg: str = ""):
     config = parts.clothes(
         parts.perceiver(latents=16, dim=96, mlp_dim=192, **reading, **pixels),
     )
+    config.train.steps = 16_000
     if "tiny" in words:
         parts.tiny_pictures(config, dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
         config.model.update(pixel_positions="fourier", pixel_dim=None)

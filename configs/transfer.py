@@ -14,8 +14,8 @@ LANGUAGES = ("de", "es", "hi")
 TARGETS = ("fr-de", "fr-es", "fr-hi")
 TRAINED = ("cross", "table", "body", "random", "scratch")
 _CROSS = r"\.cross"  # cross-attention and its norm
-ZOO = {"de,cross": 150}
-ZOO_PARENT = {"de,cross": ("parent", 250)}
+ZOO = {"de": 150}
+ZOO_PARENT = {"de": ("parent", 250)}
 
 
 def get_config(arg: str = "parent"):
@@ -42,8 +42,10 @@ def get_config(arg: str = "parent"):
         config.optim.update(train=child["train"], warmup_steps=40)
     if "tiny" in words:
         parts.tiny(config, encoder_layers=1, decoder_layers=1)
-        if side == "source":  # one grammar writes the English of all but French
-            config.data.name = f"phrases/{pair.replace('fr', 'es')}"
+        if (
+            side == "source"
+        ):  # French has English sentences of its own, so the parent reads Japanese
+            config.data.name = f"phrases/{pair.replace('fr', 'ja')}"
     return config
 
 

@@ -14,9 +14,10 @@ row could not be trained.
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
 None are named where another row has the same model and task on the same data. ``ZOO_OPTIM = {}`` keeps the
 optimiser of the config. ``ZOO_PARENT = {"child": ("parent", 400)}`` names the variant that a row begins with,
-and its steps; it is trained once, for all seeds.
+and its steps: one run for all seeds of the row, whose seconds count.
 """
 
+import contextlib
 import importlib
 import statistics
 import sys
@@ -156,14 +157,16 @@ def parent(name: str) -> Any:
     if variant not in (parents := getattr(module, "ZOO_PARENT", {})):
         return None
     before, steps = parents[variant]
-    return _small(module, before, steps)
+    config = _small(module, before, steps)
+    config.train.log_every = config.checkpoint.every = steps
+    return config
 
 
 def _small(module: Any, variant: str, steps: int) -> Any:
     """Returns the tiny config of a variant of a config file, as rows are trained."""
     config = module.get_config(f"{variant},tiny".removeprefix(","))
     config.train.steps = steps
-    config.train.xla_flags = xla.QUICKLY
+    config.train.xla_flags = xla.quickly()
     config.optim.update(getattr(module, "ZOO_OPTIM", _OPTIM))
     return config
 
@@ -197,8 +200,11 @@ def _row(name: str, config: Any, seeds: int) -> Row:
     try:
         with tempfile.TemporaryDirectory() as workdir:
             if (before := parent(name)) is not None:
-                train.run(before, folder(workdir) / "parent")
-                config.init["from"] = f"{workdir}/parent"
+                with contextlib.redirect_stdout(sys.stderr):
+                    ended = train.run(before, folder(workdir))
+                if ended.status == "interrupted":
+                    raise KeyboardInterrupt
+                config.init["from"] = workdir
             _train(row, config, seeds)
     except Exception as error:
         row.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -226,11 +232,11 @@ def _train(row: Row, config: Any, seeds: int) -> None:
         blank.data.blind = True
         # Blanked batches, not a blind task, whose programs would be compiled again.
         changes.append(make_task(blank, assets).seen)
-    trained, *blind = _trained(program, begun, task, values, changes)
-    row.reached = [_score(row, task, each) for each in trained]
+    trained = _trained(program, begun, task, values, changes)
+    row.reached = [_score(row, task, each) for each in trained[0]]
     if task.memory:
-        row.shuffled = [_score(row, task, each, task.shuffled) for each in trained]
-        row.blind = [_score(row, task, each, changes[1]) for each in blind[0]]
+        row.shuffled = [_score(row, task, each, task.shuffled) for each in trained[0]]
+        row.blind = [_score(row, task, each, changes[1]) for each in trained[1]]
 
 
 def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
@@ -241,10 +247,8 @@ def _trained(
     program: Program, begun: TrainState, task: Any, values: TrainConfig, changes: Sequence[Any]
 ) -> list[list[Any]]:
     """Returns the parameters of each seed, trained on the batches of each change."""
-    states, data = (
-        [jax.tree.map(jnp.copy, begun) for _ in changes],
-        batches(task, values, program.mesh),
-    )
+    states = [jax.tree.map(jnp.copy, begun) for _ in changes]
+    data = batches(task, values, program.mesh)
     try:
         for step in range(1, values.steps + 1):
             batch = next(data)

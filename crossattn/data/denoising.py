@@ -106,9 +106,9 @@ def make_denoising_iterator(
         made = [_row(chunks, objective, seed, start + i, ids) for i, ids in enumerate(mine)]
         return _filled(made, share, objective)
 
-    shuffled, orders = shuffled_for_ever(len(chunks), seed)
+    shuffled, order_seed = shuffled_for_ever(len(chunks), seed)
     batches = shuffled.batch(batch_size * objective.texts_a_row).map_with_index(batch)
-    identity = f"{objective} {batch_size} {orders} {texts.fingerprint()}"
+    identity = f"{objective} {batch_size} {order_seed} {texts.fingerprint()}"
     return TrainIterator(in_order(batches), texts, identity, prefetch)
 
 

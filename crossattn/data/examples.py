@@ -1,4 +1,4 @@
-"""Examples of features, prepared when a batch is made: their lengths are in memory, and a bounded cache."""
+"""Examples of features, prepared when a batch is made; their lengths stay in memory, and a cache of them."""
 
 import contextlib
 import logging
@@ -17,6 +17,7 @@ from crossattn.data.sources import items_of
 _LOG = logging.getLogger(__name__)
 _UNKNOWN = -1
 _CHUNK = 256  # examples that are in memory together while they are measured
+_BESIDE = 256  # bytes of an array besides its numbers
 _SAMPLED = 16  # examples that tell one version of the data, or of their preparation, from another
 
 
@@ -40,7 +41,7 @@ class FeatureExamples:
     ):
         """Takes `truncation`, "drop" or "cut", for values longer than a feature lets them be.
 
-        Prepared examples stay in memory and are not read again, as many as `cache_mib` MiB hold.
+        Prepared examples stay in memory, up to `cache_mib` MiB of them, and are not read again.
 
         Raises:
             DataError: there are no examples or features, or an option is out of range.
@@ -114,7 +115,7 @@ class FeatureExamples:
         """Returns the layout of the examples that can be read, and these prepared."""
         indices = layout.examples.tolist()
         found = {index: self._cache[index] for index in indices if index in self._cache}
-        new = [index for index in indices if index not in found]
+        new = [i for i in dict.fromkeys(indices) if i not in found and i not in self.unreadable]
         for index, example in zip(new, items_of(self._source, new), strict=True):
             try:
                 found[index] = self._keep(index, self._prepared(example))
@@ -131,10 +132,10 @@ class FeatureExamples:
         return layout.only(read), [example for example in prepared if example is not None]
 
     def _keep(self, index: int, prepared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Puts a prepared example into the cache if it has room, and returns it."""
-        size = sum(np.asarray(value).nbytes for value in prepared.values())
-        if index not in self._cache and size <= self._free:
-            self._cache[index] = prepared
+        """Puts copies of a prepared example into the cache if it has room, and returns the example."""
+        size = sum(np.asarray(value).nbytes + _BESIDE for value in prepared.values())
+        if size <= self._free:
+            self._cache[index] = {name: np.array(value) for name, value in prepared.items()}
             self._free -= size
         return prepared
 

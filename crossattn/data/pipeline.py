@@ -112,7 +112,7 @@ def feature_batches(
 ) -> "TrainIterator":
     """Returns batches of features for training, repeated over shuffled epochs for ever.
 
-    Examples are read and prepared one by one when a batch is made; in memory are their lengths, and a cache.
+    Examples are read and prepared one by one when a batch is made. Their lengths stay in memory.
     Values of a fixed size are stacked, one example a row; a batch that has such arrays also has "valid",
     int32 [rows], 1 where a row holds an example.
 
@@ -120,8 +120,8 @@ def feature_batches(
         examples: random-access examples, see `sources`.
         features: by the names of the examples' values, which the arrays take.
         truncation: "drop" or "cut" values longer than a feature lets them be.
-        cache_mib: MiB of prepared examples that stay in memory and are not read again; 0, as a source that
-            changes its examples at each reading wants it, for none.
+        cache_mib: MiB of prepared examples to keep. Kept examples are not read again, so take 0 if the source
+            changes them.
         batching: as `make_train_iterator` has it: mode, batch_size, seed, process_index, process_count,
             batch_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
             stacked values give every bucket the same number of rows.
@@ -179,8 +179,8 @@ def train_batches(
 
     # Batches of one shape are windows themselves, or the last one of each window would not be full.
     window = batch_size if mode == "pad" else min(window, len(encoded))
-    shuffled, orders = shuffled_for_ever(len(encoded), seed)
-    identity = f"{mode} {batch_size} {widths} {orders} {window} {encoded.fingerprint()}"
+    shuffled, order_seed = shuffled_for_ever(len(encoded), seed)
+    identity = f"{mode} {batch_size} {widths} {order_seed} {window} {encoded.fingerprint()}"
     windows = in_order(shuffled.batch(window).map_with_index(planned))
     layouts = grain.experimental.FlatMapIterDataset(windows, _Flatten())
     shard = (process_index, process_count, batch_multiple)
@@ -189,11 +189,12 @@ def train_batches(
 
 
 def shuffled_for_ever(count: int, seed: int) -> tuple[grain.MapDataset, int]:
-    """Returns numbers below ``count``, shuffled anew each epoch, and what tells their order from another."""
+    """Returns the numbers below ``count``, shuffled anew each epoch, and the seed of grain for this order."""
     # grain adds the number of the epoch to the seed: runs of other seeds share no order.
-    order = seed * 1_000_003 % 2**32
-    # A repetition without end overflows in batches of one.
-    return grain.MapDataset.range(count).shuffle(seed=order).repeat(2**62 // count), order
+    order_seed = seed * 1_000_003 % 2**32
+    # grain's endless repetition overflows in batches of one.
+    endless = 2**62 // count
+    return grain.MapDataset.range(count).shuffle(seed=order_seed).repeat(endless), order_seed
 
 
 def in_order(dataset: grain.MapDataset) -> grain.IterDataset:

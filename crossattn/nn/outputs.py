@@ -70,7 +70,7 @@ class TokenOutput(nnx.Module):
       block: shape of the blocks below; or their size D, which is enough without a transform.
       config: scale, transform and bias.
       tied: the table is that of the embedding, which calls pass.
-      dtype: computation dtype, of which the vectors are; by default the block's.
+      dtype: computation dtype, that of the vectors that come in; by default the block's.
 
     Raises:
       ValueError: a transform is to have the activation and the norm of blocks of which only the size came.

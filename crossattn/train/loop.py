@@ -303,7 +303,7 @@ class _Run:
 def fresh_state(program: Program, initial: Initial | None = None) -> TrainState:
     """Returns the state before the first step, of all members."""
     key, places, members = program.key, program.sharding, program.key.ndim > 0
-    once = functools.partial(jax.jit, compiler_options=xla.run_once())
+    once = functools.partial(jax.jit, compiler_options=xla.flags(xla.quickly()))
     if initial is None:
         return once(program.fresh, out_shardings=places)(key)
     own = None if places is None else places.params

@@ -1,4 +1,4 @@
-"""Flags of XLA as a setting of a run, for its step alone; XLA_FLAGS holds for the whole process."""
+"""Flags of XLA for one program: a setting of a run for its step, and those that compile in less time."""
 
 import re
 
@@ -10,13 +10,9 @@ _UNKNOWN = re.compile(
 )
 
 
-QUICKLY = "xla_backend_optimization_level=1"
-"""Compiles small programs for a CPU in half of the time, to code that is hardly slower."""
-
-
-def run_once() -> dict[str, bool | str] | None:
-    """Returns the compiler options of a program that runs once, such as the one that draws parameters."""
-    return flags(QUICKLY) if jax.default_backend() == "cpu" else None
+def quickly() -> str | None:
+    """Returns flags that compile small programs in less time, to code that is hardly slower; None off CPU."""
+    return "xla_backend_optimization_level=1" if jax.default_backend() == "cpu" else None
 
 
 def flags(text: str | None) -> dict[str, bool | str] | None:

@@ -30,7 +30,7 @@ from experiments.tasks.protocols import lacking
 Sums = dict[str, jax.Array]
 
 CACHE_MIB = 128
-"""Of prepared examples, which each training iterator and each split that is evaluated keep in memory."""
+"""MiB of prepared examples that each training iterator, and each evaluated split, keeps."""
 
 
 class Task:
@@ -65,6 +65,7 @@ class Task:
 
     def __init__(self, config: Any, assets: Folder | None = None):
         self.config, self.assets = config, assets
+        self._evaluated: dict[Any, EvalBatches] = {}
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
         options = self.corpus_options()
         self.corpus: Any = (
@@ -146,20 +147,19 @@ class Task:
         return (item.batch for item in self.numbered_batches(split, mesh))
 
     def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
-        """Returns the same batches, with the indices of the examples in their rows."""
+        """Returns the same batches, with the indices of the examples in their rows; made once for a mesh."""
         if (split, mesh) not in self._evaluated:
             self._evaluated[split, mesh] = feature_eval_batches(
-                self.examples(split),
-                self.features,
+                *self.evaluated(split),
                 cache_mib=CACHE_MIB,
                 batch_size=rows_on(mesh, self.config.data.batch_size),
                 batch_multiple=row_shares(mesh),
             )
         return self._evaluated[split, mesh]
 
-    @cached_property
-    def _evaluated(self) -> dict[Any, EvalBatches]:
-        return {}
+    def evaluated(self, split: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Returns the examples of a split, as they are evaluated, and their features."""
+        return self.examples(split), self.features
 
     def attention(self, params: Any, step: int, folder: Folder | None) -> dict[str, float]:
         """Computes what heads do in a validation batch, see ``watching``, and draws it into the folder."""

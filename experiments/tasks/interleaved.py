@@ -180,8 +180,8 @@ class InterleavedTask(base.Task):
         rows = self.rows("train").ending(self.config.data.examples - 1, self.config.seed)
         return self.train_batches(rows, self._of_rows, (shard_index, shard_count))
 
-    def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
-        return self._batches(self.rows(split).once(self.config.data.examples), mesh, self._of_rows)
+    def evaluated(self, split: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        return self.rows(split).once(self.config.data.examples), self._of_rows
 
     def _batches(self, rows: Sequence[Any], mesh: Any, features: Any) -> EvalBatches:
         size = rows_on(mesh, self.config.data.batch_size)

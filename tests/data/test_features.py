@@ -574,23 +574,6 @@ def test_too_long_examples_are_dropped_or_cut(examples, tokenizer, caplog):
         next(pipeline.feature_batches(examples, {"caption": Text(tokenizer, 2)}, batch_size=4))
 
 
-def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
-    class Counted(list):
-        reads = 0
-
-        def __getitem__(self, index):
-            Counted.reads += 1
-            return super().__getitem__(index)
-
-    many = Counted(examples * 100)
-    iterator = pipeline.feature_batches(
-        many, {"image": Image(4, 4)}, mode="pad", batch_size=8, prefetch=0
-    )
-    before = Counted.reads
-    take(iterator, 3)
-    assert before < 40 and Counted.reads - before == 24
-
-
 class Counted(list):
     """Counts how often each of its items is read."""
 
@@ -601,6 +584,16 @@ class Counted(list):
     def __getitem__(self, index):
         self.reads[index] += 1
         return super().__getitem__(index)
+
+
+def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
+    many = Counted(examples * 100)
+    iterator = pipeline.feature_batches(
+        many, {"image": Image(4, 4)}, mode="pad", batch_size=8, prefetch=0
+    )
+    before = sum(many.reads)
+    take(iterator, 3)
+    assert before < 40 and sum(many.reads) - before == 24
 
 
 @pytest.mark.parametrize("mode", ["bucket", "pad"])
@@ -616,7 +609,23 @@ def test_cached_examples_give_the_same_batches_and_are_not_read_again(examples, 
     assert counted.reads == before
 
 
-def test_a_cache_holds_no_more_than_its_size(tokenizer):
+def test_a_cache_keeps_evaluated_examples_and_not_the_arrays_of_their_source():
+    class Reused(list):
+        """Writes each example into the same array."""
+
+        shared = np.zeros(3, np.float32)
+
+        def __getitem__(self, index):
+            self.shared[...] = super().__getitem__(index)
+            return {"vector": self.shared}
+
+    features = {"vector": Vectors(3)}
+    batches = pipeline.feature_eval_batches(Reused(range(4)), features, batch_size=1, cache_mib=1)
+    for _ in range(3):
+        assert [item.batch["vector"].max() for item in batches] == [0, 1, 2, 3]
+
+
+def test_a_cache_holds_no_more_than_its_size():
     picture = np.zeros((256, 256, 3), np.uint8)  # float32, 0.75 MiB
     counted = Counted([{"image": picture}] * 8)
     options = {"mode": "pad", "batch_size": 1, "prefetch": 0, "cache_mib": 2}

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from configs import emoji_group, transfer
+from crossattn.train.loop import fresh_state
+from crossattn.train.program import make_program
 from experiments import zoo
-from experiments.settings import check
+from experiments.settings import check, train_config
 from experiments.tasks import make_task
 from tests.experiments.test_configs import CONFIGS, get_config
 
@@ -23,7 +25,7 @@ def test_every_config_is_a_row_or_is_the_same_as_one():
             check(parent)
             config.init["from"] = "runs/parent"
         check(config)
-    assert zoo.parent("transfer:de,cross").data.name == "phrases/es-en"
+    assert zoo.parent("transfer:de").data.name == "phrases/ja-en"
     joined = zoo._joined(found)
     assert "t5_11b, t5_1b:span_corruption" in joined and "libreoffice" in joined
     names = [name for together in joined for name in together.split(", ")]
@@ -51,18 +53,48 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
 
 @pytest.mark.slow
 def test_a_row_begins_with_its_parent_and_keeps_what_it_does_not_train(launched, monkeypatch):
-    child, seen = get_config("transfer", "de,cross,tiny"), []
+    child, seen = get_config("transfer", "de,tiny"), []
     child.train.steps = 2
-    monkeypatch.setattr(zoo, "experiments", lambda steps: {"transfer:de,cross": child})
-    monkeypatch.setattr(transfer, "ZOO_PARENT", {"de,cross": ("parent", 3)})
-    begun = zoo.fresh_state
-    monkeypatch.setattr(zoo, "fresh_state", lambda *given: seen.append(begun(*given)) or seen[0])
+    monkeypatch.setattr(zoo, "experiments", lambda steps: {"transfer:de": child})
+    monkeypatch.setattr(transfer, "ZOO_PARENT", {"de": ("parent", 3)})
+    trained = zoo._trained
+
+    def kept(program, begun, *given):
+        seen[:] = begun.params, *trained(program, begun, *given)
+        return seen[1:]
+
+    monkeypatch.setattr(zoo, "_trained", kept)
     code, out, _ = launched("zoo", "--seeds=2")
-    assert code == 0 and "| transformer | transfer:de,cross | translation" in " ".join(out.split())
-    body, table = (
-        seen[0].params[name]["embedding"]["table"] for name in ("target_input", "source_input")
-    )
-    assert np.array_equal(body[0], body[1]) and not np.array_equal(table[0], table[1])
+    assert code == 0 and "| transformer | transfer:de | translation" in " ".join(out.split())
+    begun, members, _ = seen
+    name = "target_input"
+    first = begun[name]["embedding"]["table"]
+    assert np.array_equal(first[0], first[1])
+    for member in members:
+        assert np.array_equal(member[name]["embedding"]["table"], first[0])
+    (one, two), name = members, "source_input"
+    assert not np.array_equal(one[name]["embedding"]["table"], two[name]["embedding"]["table"])
+
+
+@pytest.mark.slow
+def test_copies_that_are_trained_side_by_side_are_as_alone():
+    config = get_config("libreoffice", "tiny")
+    config.train.steps, config.train.seeds = 3, 2
+    values, task = train_config(config), make_task(config)
+    program = make_program(task, values, None)
+    config = config.copy_and_resolve_references()
+    config.data.blind = True
+
+    def trained(*changes):
+        begun = fresh_state(program)
+        return zoo._trained(program, begun, task, values, changes)
+
+    blank, same = make_task(config).seen, lambda batch: batch
+    both = trained(same, blank)
+    for found, expected in zip(both, [*trained(same), *trained(blank)], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    leaves = [jax.tree.leaves(each) for each in both]
+    assert any(not np.array_equal(x, y) for x, y in zip(*leaves, strict=True))
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class Feature:
         return np.array([self.length(value) for value in values], np.int64)
 
     def prepare(self, value: Any) -> np.ndarray:
-        """Returns the array of a value, cut to `max_length` along its first axis.
+        """Returns the array of a value, cut to `max_length` along its first axis: the same at each call.
 
         Raises:
             DataError: the value is wrong; one line names the value received and the one expected.
