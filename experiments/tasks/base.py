@@ -128,9 +128,9 @@ class Task:
           shard: index and number of the processes.
           options: changes of the usual values.
         """
-        usual = self.batching(*shard) | dict(mode=self.mode, truncation=self.truncation)
+        usual: dict[str, Any] = self.batching(*shard)
+        usual |= dict(mode=self.mode, truncation=self.truncation, cache_mib=CACHE_MIB)
         usual["batch_multiple"] = row_shares(config_mesh(self.config))
-        usual["cache_mib"] = CACHE_MIB
         return feature_batches(examples, features, **usual | options)
 
     def batching(self, shard_index: int, shard_count: int) -> dict[str, Any]:
