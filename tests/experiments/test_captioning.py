@@ -329,15 +329,16 @@ def test_pictures_that_cannot_be_read_are_counted_and_not_scored(tmp_path, monke
     table(tmp_path, rows)
     config = emoji_captions.get_config("tiny")
     config.data.update(name=f"pictures:{tmp_path}/table.tsv", languages=None, unreadable="skip")
-    task = make_task(config)
+    task, later = make_task(config), make_task(config)  # each reads a picture once
     params = jax.jit(task.init)(jax.random.key(0))
     every = list(task.examples("test"))
     scored = []
-    monkeypatch.setattr(task, "text_scores", lambda _, texts: scored.append(texts) or {})
+    for each in (task, later):
+        monkeypatch.setattr(each, "text_scores", lambda _, texts: scored.append(texts) or {})
     whole = task.report(params, "test", num_beams=1)
     assert "unreadable" not in whole and whole["captions"] == len(every) > 2
     (tmp_path / every[1]["source"]).write_bytes(b"broken")
-    found = task.report(params, "test", num_beams=1)
+    found = later.report(params, "test", num_beams=1)
     assert found["unreadable"] == 1 and found["captions"] == len(every) - 1
     assert found["samples"] == [each for each in whole["samples"] if each["id"] != every[1]["id"]]
     assert [len(texts) for texts in scored] == [len(every), len(every) - 1]

@@ -133,7 +133,7 @@ def test_a_child_without_the_parents_target_tokenizer_is_refused(
     assert "name the run that has the other side's" in said("--config.init.new=none")
     assert "no run that has the other side's" in said("--config.init.from=tiny:t5")
     assert "joint is True" in said(begin, "--config.tokenizer.joint=true")
-    back = (begin, "--config.data.name=phrases")  # tables of the same shapes
+    back = (begin, "--config.data.name=phrases/ja-en")  # the parent's: tables of the same shapes
     other = said(*back, "--config.tokenizer.new=target")
     assert "target_input.embedding.table" in other and "belong to its tokenizer" in other
     kept = said(*back, "--config.init.new=nothing")
