@@ -1,7 +1,7 @@
 """A SelfDoc that tells regions of LibreOffice help pages apart: title, paragraph, step, table, note.
 
 It sees no boxes: of a region its place in order, its first five tokens and a crop of 4 by 8 pixels, in which
-lines are grey. Words and crops are each too little alone. ``--config.data.boxes=True`` shows the boxes.
+text is grey. ``--config.data.boxes=True`` shows the boxes.
 """
 
 from ml_collections.config_dict import placeholder

@@ -42,9 +42,8 @@ def get_config(arg: str = "parent"):
         config.optim.update(train=child["train"], warmup_steps=40)
     if "tiny" in words:
         parts.tiny(config, encoder_layers=1, decoder_layers=1)
-        if (
-            side == "source"
-        ):  # French has English sentences of its own, so the parent reads Japanese
+        # French has English sentences of its own, so the parent reads Japanese.
+        if side == "source":
             config.data.name = f"phrases/{pair.replace('fr', 'ja')}"
     return config
 
