@@ -28,6 +28,12 @@ def run_begun_with(config: Any) -> Folder | None:
     return find_run(source.partition(",")[0]) if source else None
 
 
+def assets_begun_with(config: Any) -> Folder | None:
+    """Returns the folder of tokenizers of ``run_begun_with``, or None."""
+    run = run_begun_with(config)
+    return None if run is None else run / "assets"
+
+
 def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     """Returns a function of fresh parameters that gives a run's first ones; None to use them as they are.
 

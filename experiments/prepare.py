@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from experiments import launch
-from experiments.initial import run_begun_with
+from experiments.initial import assets_begun_with
 from experiments.settings import check
 from experiments.tasks import make_task
 
@@ -27,8 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config = launch.required_config()
     check(config)
-    source = run_begun_with(config)  # which has tokenizers
-    task = make_task(config, None if source is None else source / "assets")
+    task = make_task(config, assets_begun_with(config))
     pairs, folder = task.corpus.prepare(_WORKERS.value)
     print(f"{len(pairs)} of {pairs.total} examples are in {folder}", flush=True)
     return 0

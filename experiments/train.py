@@ -36,7 +36,7 @@ from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import flops, launch
 from experiments.errors import SettingsError
-from experiments.initial import initial, run_begun_with
+from experiments.initial import assets_begun_with, initial
 from experiments.settings import put, train_config
 from experiments.tasks import make_task
 
@@ -132,9 +132,8 @@ def run(
     refuse_unwritable(workdir)
     # A run that was killed before its first checkpoint begins anew, from ``init.from`` as well.
     begun = resume != "never" and bool(steps_in(workdir / "checkpoints"))
-    source = None if begun else run_begun_with(config)
-    assets = source or (None if resume == "never" else workdir)
-    task = make_task(config, None if assets is None else assets / "assets")
+    own = None if resume == "never" else workdir / "assets"
+    task = make_task(config, (None if begun else assets_begun_with(config)) or own)
     _refuse_wrong_values(task, values)
     writers = None
     if wandb is not None:

@@ -42,7 +42,7 @@ from crossattn.train.sharding import make_mesh, put_batch
 from crossattn.train.state import TrainState
 from crossattn.train.storage import folder
 from experiments import launch, report, train
-from experiments.initial import initial, run_begun_with
+from experiments.initial import assets_begun_with, initial
 from experiments.runs import SPLIT
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -215,8 +215,7 @@ def _row(name: str, config: Any, seeds: int) -> Row:
 def _train(row: Row, config: Any, seeds: int) -> None:
     config.train.seeds = seeds
     values = train_config(config)
-    begins = run_begun_with(config)
-    assets = None if begins is None else begins / "assets"
+    assets = assets_begun_with(config)
     task = make_task(config, assets)
     task.refuse_unready()
     row.metric, row.best = task.headline

@@ -149,13 +149,18 @@ class Task:
     def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
         """Returns the same batches, with the indices of the examples in their rows; made once for a mesh."""
         if (split, mesh) not in self._evaluated:
-            self._evaluated[split, mesh] = feature_eval_batches(
-                *self.evaluated(split),
-                cache_mib=CACHE_MIB,
-                batch_size=rows_on(mesh, self.config.data.batch_size),
-                batch_multiple=row_shares(mesh),
-            )
+            given = self.evaluated(split)
+            self._evaluated[split, mesh] = self.batches_of(*given, mesh, cache_mib=CACHE_MIB)
         return self._evaluated[split, mesh]
+
+    def batches_of(
+        self, examples: Any, features: Mapping[str, Any], mesh: Any, **options: int
+    ) -> EvalBatches:
+        """Returns ``feature_eval_batches`` with the batch size of the config, for the devices of a mesh."""
+        shape = dict(
+            batch_size=rows_on(mesh, self.config.data.batch_size), batch_multiple=row_shares(mesh)
+        )
+        return feature_eval_batches(examples, features, **shape, **options)
 
     def evaluated(self, split: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Returns the examples of a split, as they are evaluated, and their features."""

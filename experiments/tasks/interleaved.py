@@ -17,12 +17,12 @@ import numpy as np
 from crossattn import models
 from crossattn.data.features import Image, Images, Interleaved, Text
 from crossattn.data.features.interleaved import IMAGE
-from crossattn.data.pipeline import EvalBatches, feature_eval_batches
+from crossattn.data.pipeline import EvalBatches
 from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS
 from crossattn.decode.config import right_aligned
 from crossattn.train.evaluate import translation_scores
-from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.settings import model_config
@@ -183,12 +183,6 @@ class InterleavedTask(base.Task):
     def evaluated(self, split: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return self.rows(split).once(self.config.data.examples), self._of_rows
 
-    def _batches(self, rows: Sequence[Any], mesh: Any, features: Any) -> EvalBatches:
-        size = rows_on(mesh, self.config.data.batch_size)
-        return feature_eval_batches(
-            rows, features, batch_size=size, batch_multiple=row_shares(mesh)
-        )
-
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
         """Returns the losses of validation, also where rows have the pictures of others, ``nll_shuffled``."""
         found = super().evaluate(params, step)
@@ -254,7 +248,7 @@ class InterleavedTask(base.Task):
             return rows.row([*rows.before(last, count), last]) | {"other": other["image"]}
 
         features = self._of_rows | {"other": self.features["source"]}
-        return self._batches(MappedSource(range(len(order)), row), mesh, features)
+        return self.batches_of(MappedSource(range(len(order)), row), features, mesh)
 
     def _last_nll(self, params: Any, batch: Any) -> tuple[jax.Array, ...]:
         """Returns tokens and losses [B] of the last captions, with their own and with another's picture."""
