@@ -1,7 +1,11 @@
-"""Text to speech: one voice of espeak-ng reads short sentences of LibreOffice's help. Argument: tiny.
+"""Text to speech: one voice of espeak-ng reads short sentences of LibreOffice's help.
 
-python -m experiments.train --config=configs/speak.py --workdir=runs/speak
-python -m experiments.speak --workdir=runs/speak "select the cells." --out=cells.wav --plot=cells.png
+Arguments: a second voice that begins with that run, asterisk (prompts of a telephone exchange, English) or stamps
+(captions, French), of whose letters no times are known; tiny.
+
+    python -m experiments.train --config=configs/speak.py --workdir=runs/speak
+    python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/allison --config.init.from=runs/speak
+    python -m experiments.speak --workdir=runs/speak "select the cells." --out=cells.wav --plot=cells.png
 """
 
 from ml_collections import ConfigDict
@@ -12,9 +16,15 @@ from configs import parts
 ZOO = {"": 200}
 
 
+VOICES = ("espeak", "asterisk", "stamps")
+LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
+FRENCH = "àâçèéêëîïôùûœ"
+
+
 def get_config(arg: str = ""):
-    """Argument: tiny, or nothing."""
-    words = parts.words(arg)
+    """``asterisk``, ``stamps`` or nothing; tiny."""
+    words = parts.words(arg, VOICES)
+    voice = parts.choice(words, VOICES)
     model = dict(
         name="transformer_tts",
         dim=128,
@@ -34,7 +44,7 @@ def get_config(arg: str = ""):
         name="espeak/en-us",
         options=dict(longest=50),
         data_dir=placeholder(str),
-        letters="abcdefghijklmnopqrstuvwxyz ,.?'",
+        letters=LETTERS,
         batch_size=16,
         source_len=52,
         max_frames=360,
@@ -57,7 +67,27 @@ def get_config(arg: str = ""):
         checkpoint=parts.checkpoint(every=500, best_metric="mel", best_mode="min"),
         evaluate=dict(examples=1000, batch_size=32),
     )
-    return _tiny(config) if "tiny" in words else config
+    if "tiny" in words:
+        return _tiny(config)
+    if voice != "espeak":
+        _second(config, voice)
+    return config
+
+
+def _second(config: ConfigDict, voice: str) -> None:
+    config.init = {"from": placeholder(str)}
+    if voice == "asterisk":
+        config.data.update(name="asterisk", options=dict(spelled=True, max_seconds=3.6), source_len=64)
+    else:
+        letters = LETTERS + FRENCH + "ä-!:;()=\"“”0123456789"
+        config.init.new = "^letters"  # of another language
+        config.data.update(name="stamps/fr", options=dict(voice="fr"), letters=letters)
+        config.data.update(text="caption", sound="sound", source_len=160, max_frames=736)
+        config.data.mode = "bucket"
+    config.loss.update(alignment="diagonal", alignment_weight=1.0)
+    config.optim.update(learning_rate=3e-3, warmup_steps=50)
+    config.train.update(steps=600, eval_every=100)
+    config.checkpoint.every = 100
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:

@@ -67,18 +67,20 @@ def spoken(
     """Returns sentences, and their sounds by how they are made."""
     recordings = task.corpus.split(split)
     recordings = [recordings[i] for i in range(min(limit, len(recordings)))]
-    texts, M = [each["text"] for each in recordings], task.model_config.mels
+    examples, M = task.examples(split, len(recordings)), task.model_config.mels
+    texts = [each["source"] for each in examples]
     speak = task.speaker(params, _ROWS)
     frames = [
         each.frames
         for start in range(0, len(texts), _ROWS)
         for each in speak(texts[start : start + _ROWS], start)
     ]
-    true = [example["target"].reshape(-1, M) for example in task.examples(split, len(texts))]
+    true = [example["target"].reshape(-1, M) for example in examples]
+    sound = task.config.data.get("sound", "audio")
     return texts, {
         "the model": [sound_of(each) for each in frames],
         "recordings, same vocoder": [sound_of(each) for each in true],
-        "recordings": [each["audio"] for each in recordings],
+        "recordings": [samples_of(each[sound]) for each in recordings],
     }
 
 

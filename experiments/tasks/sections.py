@@ -30,6 +30,19 @@ class Data:
     blind: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recordings(Data):
+    """Sounds and what they say.
+
+    Attributes:
+      sound: the value of an example that is heard.
+      text: the value that is written.
+    """
+
+    sound: str = "audio"
+    text: str = "text"
+
+
 @dataclass(frozen=True)
 class Splits:
     """Splits of a dataset of tfds.

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from crossattn import decode
 from crossattn.data.features import Letters, Vectors
+from crossattn.data.features.sound import samples_of
 from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.nn.sublayers import split
 from crossattn.train.alignment_losses import diagonal_attention, relative_distance
@@ -30,8 +31,8 @@ NEAR = 0.1 + 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechData(sections.Data):
-    """Recordings and what they say.
+class SpeechData(sections.Recordings):
+    """Recordings of one voice, and what they say.
 
     Attributes:
       letters: those that texts are written in; capitals are read as small ones.
@@ -96,7 +97,7 @@ class Spoken:
 
 
 class TextToSpeechTask(base.Task):
-    """A model of frames, and examples {"id", "text", "audio"}."""
+    """A model of frames, and examples {"id", "text", "audio"}, whose values may have other names."""
 
     sections = {"data": SpeechData, "loss": SpeechLoss, "evaluate": SpeechEvaluation}
     asks = protocols.SpeechModel
@@ -115,7 +116,9 @@ class TextToSpeechTask(base.Task):
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value."""
-        self.corpus.refuse_lacking("text", "audio", *(["times"] if self._timed else []))
+        data = self.config.data
+        times = ["times"] if self._timed else []
+        self.corpus.refuse_lacking(data.get("text", "text"), data.get("sound", "audio"), *times)
 
     def sizes(self) -> dict[str, Any]:
         return {"vocab_size": self.letters.vocab_size}
@@ -145,12 +148,15 @@ class TextToSpeechTask(base.Task):
         return framed[:count]
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
-        target = self.grouped(log_mel(example["audio"], self.model_config.mels))
-        found = {"id": example["id"], "source": example["text"], "target": target}
+        data = self.config.data
+        text = example[data.get("text", "text")]
+        sound = samples_of(example[data.get("sound", "audio")])
+        target = self.grouped(log_mel(sound, self.model_config.mels))
+        found = {"id": example["id"], "source": text, "target": target}
         if not self._timed:
             return found
         times = np.asarray(example["times"])
-        refuse_other_times(example, self.letters.length(example["text"]) - 1)
+        refuse_other_times(example, self.letters.length(text) - 1)
         seconds = (np.arange(len(target)) + 0.5) * self.model_config.group * HOP / RATE
         # A letter is read from its begin on, by its middle half a letter later.
         place = np.interp(seconds, times, np.arange(len(times))) - 0.5

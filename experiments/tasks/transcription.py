@@ -34,18 +34,14 @@ _COMPARED = 48  # frames to which sounds are stretched, to find the nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscriptionData(WrittenData):
+class TranscriptionData(sections.Recordings, WrittenData):
     """Sounds with texts.
 
     Attributes:
-      sound: the value of an example that is heard.
-      text: the value that is written.
       warp: frequencies are stretched in training by a factor of at most ``exp(warp)`` either way, as those
         of other voices.
     """
 
-    sound: str = "audio"
-    text: str = "text"
     warp: Rate = 0.0
 
 

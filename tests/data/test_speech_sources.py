@@ -40,6 +40,15 @@ def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
         sources.open_source("asterisk/fr")
 
 
+def test_spelled_prompts_are_what_is_said_and_others_are_left_out(prompts):
+    prompts[:] = [
+        {**prompts[0], "text": text}
+        for text in ("Press 10 for Call-Forward... now!", "<beep>", "press # now", "folder one")
+    ]
+    found = [e["text"] for s in sources.SPLITS for e in sources.open_source("asterisk", s, spelled=True)]
+    assert sorted(found) == ["folder one", "press one zero for call forward now."]
+
+
 def test_each_letter_is_a_pitch_of_its_own():
     examples = sources.open_source("tones", "test")
     assert len(examples) == tones.NUM_EXAMPLES["test"]

@@ -13,6 +13,7 @@ from crossattn.data.features import Letters
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.sources.tones import sound_of
 from crossattn.train.alignment_losses import diagonal_attention
+from experiments import speak as launcher
 from experiments import train
 from experiments.bench import understood
 from experiments.tasks import make_task
@@ -54,6 +55,27 @@ def test_groups_hold_the_frames_of_the_recording_and_the_ids_those_of_its_letter
     assert 0 <= len(groups) - len(frames) < 4 and np.all(groups[len(frames) :] == frames.min())
     ids = task.letters.prepare("Bad  cab")
     assert ids[-1] == 1 and [task.letters.letters[i - 2] for i in ids[:-1]] == list("bad cab")
+
+
+def test_sounds_and_texts_have_the_names_that_the_config_gives_them(task, monkeypatch, tmp_path):
+    own = task.corpus.split("validation")[0]
+    recorded = {"id": "a", "spoken": written(own["audio"], tmp_path), "words": own["text"]}
+    config = config_file.get_config("tiny")
+    config.data.update(sound="spoken", text="words")
+    other = make_task(config)
+    with pytest.raises(DataError, match="words"):
+        other.refuse_unready()
+    monkeypatch.setattr(other.corpus, "split", lambda split: [recorded])
+    other.refuse_unready()
+    found, expected = other.examples("validation")[0], task.examples("validation", 1)[0]
+    assert found["source"] == expected["source"]
+    np.testing.assert_allclose(found["target"], expected["target"], atol=0.02)
+
+
+def written(audio, folder):
+    """Returns the bytes of a WAV file of 16 bits."""
+    launcher.write(audio, folder / "a.wav")
+    return (folder / "a.wav").read_bytes()
 
 
 def test_few_examples_cost_few_spectrograms_and_none_is_made_twice(monkeypatch):

@@ -15,15 +15,27 @@ from crossattn.data.speech import open_speech
 FORM = "asterisk"
 OPTIONS = {
     "min_words": Option(int, "The fewest words of a prompt.", "[1, inf)"),
+    "spelled": Option(
+        bool, "Digits are words and dashes blanks; prompts with signs that nobody says are left out."
+    ),
     "max_seconds": Option(float, "The longest prompt.", "(0, inf)"),
 }
 
+_DIGITS = "zero one two three four five six seven eight nine".split()
+_MARKS = str.maketrans("-!;:", " .,,")
+
 
 def open_split(
-    rest: str, split: str, *, data_dir: Any = None, min_words: int = 1, max_seconds: float = 30.0
+    rest: str,
+    split: str,
+    *,
+    data_dir: Any = None,
+    min_words: int = 1,
+    spelled: bool = False,
+    max_seconds: float = 30.0,
 ) -> Sequence[Example]:
     """Returns examples {"id", "audio", "text"}: float32 at 16 kHz, the text as its publisher wrote it."""
-    return [
+    chosen = [
         example
         for example in _prompts(data_dir)
         if split_of(example["text"]) == split
@@ -31,6 +43,18 @@ def open_split(
         and len(example["text"].split()) >= min_words
         and len(example["audio"]) <= max_seconds * RATE
     ]
+    if not spelled:
+        return chosen
+    return [
+        {**example, "text": text} for example in chosen if (text := _spelled(example["text"]))
+    ]
+
+
+def _spelled(text: str) -> str | None:
+    """Returns a text in the letters that are said, and marks; None where it has other signs."""
+    text = re.sub(r"\d", lambda digit: f" {_DIGITS[int(digit[0])]} ", text.lower())
+    text = " ".join(text.translate(_MARKS).replace("...", " ").split())
+    return text if re.fullmatch(r"[a-z ,.?']+", text) else None
 
 
 def split_of(text: str) -> str:
