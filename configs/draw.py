@@ -1,6 +1,6 @@
 """Pictures of scenes, drawn from noise by patches that read the caption.
 
-Arguments: ddpm, which says the noise in place of the picture; tiny.
+Arguments: ddpm, which says the noise in place of the picture; emoji, of 32 by 32 pixels; tiny.
 
     python -m experiments.train --config=configs/draw.py --workdir=runs/draw
     python -m experiments.draw --workdir=runs/draw "a red circle" --out=circle.png --plot=growth.png
@@ -15,8 +15,8 @@ ZOO = {"": 225}
 
 
 def get_config(arg: str = ""):
-    """``ddpm`` or nothing; tiny."""
-    words = parts.words(arg, ("ddpm",))
+    """``ddpm`` or nothing; emoji; tiny."""
+    words = parts.words(arg, ("ddpm", "emoji"))
     noise = "ddpm" in words
     config = parts.experiment(
         "text_to_image",
@@ -47,11 +47,19 @@ def get_config(arg: str = ""):
             batch_size=100,
         ),
     )
+    if "emoji" in words:
+        config.data.update(name="emoji/en", text_len=24, height=32, width=32)
+        config.tokenizer.vocab_size = 1000
+        config.model.update(dim=128, mlp_dim=384, patch_size=4, dropout_rate=0.1)
+        config.train.update(steps=4000, eval_every=500)
+        config.checkpoint.update(every=500, best_metric="mse", best_mode="min")
+        config.evaluate.examples = 0
     return _tiny(config) if "tiny" in words else config
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    config.data.update(batch_size=32, height=8, width=8, options=dict(size=1500))
+    config.data.update(name="shapes/scenes", batch_size=32, height=8, width=8)
+    config.data.options = dict(size=1500)
     # A patch has fewer numbers than the model's vectors, which have to hold its noise.
     config.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, patch_size=2)
     config.optim.warmup_steps = 4

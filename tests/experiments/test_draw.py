@@ -1,6 +1,7 @@
 """Text to image: what the loss is of, how pictures are scored, and the launcher."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import pytest
 from PIL import Image
 
 from configs import draw as config_file
+from configs import emoji_captions as captions_file
 from crossattn.data import scenes
 from experiments import train
+from experiments.bench import captions, drawn
 from experiments.errors import SettingsError
 from experiments.intervals import ratio
 from experiments.settings import check
@@ -307,6 +310,38 @@ def test_a_run_of_another_task_is_refused(refused, tmp_path):
     assert "there is no run" in refused(
         "draw", f"--workdir={tmp_path / 'run'}", "a red circle", f"--out={tmp_path}/x.png"
     )
+
+
+@pytest.mark.slow
+def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(tmp_path, capsys, monkeypatch):
+    for name, config in (("drawn", get_config()), ("captions", captions_file.get_config("tiny"))):
+        config.train.steps = 1
+        if name == "drawn":
+            config.data.update(name="shapes/en", text_len=24)
+            del config.data["options"]
+        train.run(config, tmp_path / name)
+    options = ["drawn", *(str(tmp_path / name) for name in ("drawn", "captions")), "--limit=8"]
+    ranked = []
+
+    def ranks_of(task, params, examples):
+        ranked.append(np.stack([example["source"] for example in examples]))
+        return np.arange(1, 9) + 6
+
+    monkeypatch.setattr(captions, "ranks_of", ranks_of)
+    monkeypatch.setattr("sys.argv", [*options, "--guidance=0", "--guidance=1"])
+    capsys.readouterr()
+    drawn.main()
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert len(ranked) == len(lines) == 3
+    assert all(re.search(r" 0.5 \(.*\) +median rank 10.5$", line) for line in lines), lines
+    true, *made = ranked
+    first = make_task(captions_file.get_config("tiny")).examples("test", 1)[0]["source"]
+    np.testing.assert_array_equal(true[0], first)
+    assert all(own.shape == true.shape and (own != true).any() for own in made)
+    monkeypatch.setattr(text_to_image.TextToImageTask, "examples", lambda *_: [])
+    with pytest.raises(SystemExit):
+        drawn.main()
+    assert "may have trained on them" in capsys.readouterr().err
 
 
 def test_values_beyond_black_and_white_are_cut():

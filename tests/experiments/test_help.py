@@ -31,7 +31,7 @@ LAUNCHERS = (
 )  # fmt: skip
 BENCHMARKS = (
     "bench.alignment_heads", "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance",
-    "bench.corpus", "bench.decode", "bench.deltas", "bench.images_in_text", "bench.knockouts", "bench.lag",
+    "bench.corpus", "bench.decode", "bench.deltas", "bench.drawn", "bench.images_in_text", "bench.knockouts", "bench.lag",
     "bench.markup", "bench.patterns",
     "bench.plans", "bench.pronunciations", "bench.scores", "bench.shots", "bench.stamps",
     "bench.translation_step", "bench.understood", "bench.whisper", "bench.word_maps",

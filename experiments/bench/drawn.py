@@ -1,0 +1,80 @@
+"""Whether the pictures that a run draws show their captions, as a captioner tells that was trained on other pictures.
+
+    python -m experiments.bench.drawn runs/emoji runs/captions --guidance=0 --guidance=1 --guidance=3
+
+A picture of each caption of the split is drawn. For each caption its picture is ranked among all that are drawn,
+by the likelihood of the caption given each, ties counted against it. Beside them are the true pictures in the
+same size, which bound what the captioner can tell, and chance. Intervals of 95 % are a bootstrap over families.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from crossattn.train.storage import folder
+from experiments import launch
+from experiments.bench import captions
+from experiments.intervals import ratio
+from experiments.options import Options
+from experiments.runs import parameters, task_of
+from experiments.tasks.captioning import CaptioningTask
+from experiments.tasks.text_to_image import TextToImageTask, pixels
+
+_AMONG = 10
+
+
+def main() -> None:
+    """Draws, ranks and prints."""
+    parser = Options(__doc__)
+    parser.add_argument("run", help="work directory of a run of text_to_image")
+    parser.add_argument("captioner", help="work directory of a run of captioning")
+    parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
+    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument("--language", default="en", metavar="NAME", help="of the captioner; en")
+    parser.add_argument("--limit", type=int, metavar="N", help="most captions")
+    parser.add_argument(
+        "--guidance", type=float, action="append", metavar="X", help="several times; the config's"
+    )
+    options = parser.parse_args()
+    tasks = [task_of(folder(name)) for name in (options.run, options.captioner)]
+    for task, name, kind in zip(
+        tasks, (options.run, options.captioner), (TextToImageTask, CaptioningTask), strict=True
+    ):
+        if not isinstance(task, kind):
+            parser.error(f"the run in {name} is a {task.config.task}; expected a {kind.__name__}.")
+    drawer, captioner = tasks
+    groups = captions.by_language(captioner, options.split, options.limit)
+    chosen = options.language if captioner.languages else ""
+    if chosen not in groups:
+        parser.error(f"the captioner has no language {chosen!r}; expected one of {sorted(groups)}.")
+    examples = groups[chosen]
+    texts = [captioner.text_of(example) for example in examples]
+    known = {example["caption"] for example in drawer.examples(options.split)}
+    if others := set(texts) - known:
+        parser.error(
+            f"{len(others)} captions of {options.captioner}, such as {min(others)!r}, are not in the"
+            f" {options.split} split of {options.run}, which may have trained on them."
+        )
+    params = parameters(drawer, folder(options.run), options.step)
+    judge = parameters(captioner, folder(options.captioner), options.step)
+    print(f"{len(texts)} captions; among the first {_AMONG} by chance {_AMONG / len(texts):.3f}")
+    feature = drawer.features["image"]
+    small = [pixels(feature.prepare(example["source"])) for example in examples]
+    _print("true pictures", captioner, judge, examples, small)
+    for guidance in options.guidance or [drawer.config.evaluate.guidance]:
+        found = drawer.draw(params, texts, guidance=guidance)
+        _print(f"guidance {guidance:g}", captioner, judge, examples, list(found))
+
+
+def _print(
+    name: str, captioner: Any, params: Any, examples: Sequence[dict], found: Sequence[np.ndarray]
+) -> None:
+    shown = [{**each, "source": own} for each, own in zip(examples, found, strict=True)]
+    ranks = captions.ranks_of(captioner, params, shown)
+    share = ratio(ranks <= _AMONG, np.ones(len(ranks)), [each["group"] for each in examples])
+    print(f"{name:<16} {share}   median rank {np.median(ranks):g}", flush=True)
+
+
+if __name__ == "__main__":
+    launch.script(main)
