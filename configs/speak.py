@@ -1,10 +1,11 @@
 """Text to speech: one voice of espeak-ng reads short sentences of LibreOffice's help.
 
-Arguments: a second voice that begins with that run, asterisk (prompts of a telephone exchange, English) or stamps
-(captions, French), of whose letters no times are known; tiny.
+Arguments: a second voice that begins with that run, asterisk (prompts of a telephone exchange, English) or
+stamps (captions, French), of whose letters no times are known; tiny.
 
     python -m experiments.train --config=configs/speak.py --workdir=runs/speak
-    python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/allison --config.init.from=runs/speak
+    python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/prompts
+        --config.init.from=runs/speak
     python -m experiments.speak --workdir=runs/speak "select the cells." --out=cells.wav --plot=cells.png
 """
 
@@ -77,9 +78,11 @@ def get_config(arg: str = ""):
 def _second(config: ConfigDict, voice: str) -> None:
     config.init = {"from": placeholder(str)}
     if voice == "asterisk":
-        config.data.update(name="asterisk", options=dict(spelled=True, max_seconds=3.6), source_len=64)
+        config.data.update(
+            name="asterisk", options=dict(spelled=True, max_seconds=3.6), source_len=64
+        )
     else:
-        letters = LETTERS + FRENCH + "ä-!:;()=\"“”0123456789"
+        letters = LETTERS + FRENCH + 'ä-!:;()="“”0123456789'
         config.init.new = "^letters"  # of another language
         config.data.update(name="stamps/fr", options=dict(voice="fr"), letters=letters)
         config.data.update(text="caption", sound="sound", source_len=160, max_frames=736)

@@ -5,7 +5,8 @@ stamps to their English captions, from nothing or by a run that hears already; t
 
     python -m experiments.train    --config=configs/speech.py --workdir=runs/speech
     python -m experiments.evaluate --workdir=runs/speech --step=best --baselines
-    python -m experiments.train    --config=configs/speech.py:translate --workdir=runs/french --config.init.from=runs/speech
+    python -m experiments.train    --config=configs/speech.py:translate --workdir=runs/french
+        --config.init.from=runs/speech
 """
 
 from ml_collections import ConfigDict

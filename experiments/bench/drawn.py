@@ -1,10 +1,11 @@
-"""Whether the pictures that a run draws show their captions, as a captioner tells that was trained on other pictures.
+"""Whether the pictures that a run draws show their captions, by a captioner that learnt from other pictures.
 
     python -m experiments.bench.drawn runs/emoji runs/captions --guidance=0 --guidance=1 --guidance=3
 
-A picture of each caption of the split is drawn. For each caption its picture is ranked among all that are drawn,
-by the likelihood of the caption given each, ties counted against it. Beside them are the true pictures in the
-same size, which bound what the captioner can tell, and chance. Intervals of 95 % are a bootstrap over families.
+A picture of each caption of the split is drawn. For each caption its picture is ranked among all that are
+drawn, by the likelihood of the caption given each, ties counted against it. Beside them are the true pictures
+in the same size, which bound what the captioner can tell, and chance. Intervals of 95 % are a bootstrap over
+families.
 """
 
 from collections.abc import Sequence

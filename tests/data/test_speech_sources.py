@@ -45,7 +45,9 @@ def test_spelled_prompts_are_what_is_said_and_others_are_left_out(prompts):
         {**prompts[0], "text": text}
         for text in ("Press 10 for Call-Forward... now!", "<beep>", "press # now", "folder one")
     ]
-    found = [e["text"] for s in sources.SPLITS for e in sources.open_source("asterisk", s, spelled=True)]
+    found = [
+        e["text"] for s in sources.SPLITS for e in sources.open_source("asterisk", s, spelled=True)
+    ]
     assert sorted(found) == ["folder one", "press one zero for call forward now."]
 
 

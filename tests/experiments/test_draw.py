@@ -313,7 +313,9 @@ def test_a_run_of_another_task_is_refused(refused, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(tmp_path, capsys, monkeypatch):
+def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(
+    tmp_path, capsys, monkeypatch
+):
     for name, config in (("drawn", get_config()), ("captions", captions_file.get_config("tiny"))):
         config.train.steps = 1
         if name == "drawn":

@@ -31,8 +31,8 @@ LAUNCHERS = (
 )  # fmt: skip
 BENCHMARKS = (
     "bench.alignment_heads", "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance",
-    "bench.corpus", "bench.decode", "bench.deltas", "bench.drawn", "bench.images_in_text", "bench.knockouts", "bench.lag",
-    "bench.markup", "bench.patterns",
+    "bench.corpus", "bench.decode", "bench.deltas", "bench.drawn", "bench.images_in_text", "bench.knockouts",
+    "bench.lag", "bench.markup", "bench.patterns",
     "bench.plans", "bench.pronunciations", "bench.scores", "bench.shots", "bench.stamps",
     "bench.translation_step", "bench.understood", "bench.whisper", "bench.word_maps",
     "bench.word_times",

@@ -16,7 +16,8 @@ FORM = "asterisk"
 OPTIONS = {
     "min_words": Option(int, "The fewest words of a prompt.", "[1, inf)"),
     "spelled": Option(
-        bool, "Digits are words and dashes blanks; prompts with signs that nobody says are left out."
+        bool,
+        "Digits are words and dashes blanks; prompts with signs that nobody says are left out.",
     ),
     "max_seconds": Option(float, "The longest prompt.", "(0, inf)"),
 }
@@ -45,9 +46,7 @@ def open_split(
     ]
     if not spelled:
         return chosen
-    return [
-        {**example, "text": text} for example in chosen if (text := _spelled(example["text"]))
-    ]
+    return [{**example, "text": text} for example in chosen if (text := _spelled(example["text"]))]
 
 
 def _spelled(text: str) -> str | None:
