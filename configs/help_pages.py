@@ -1,7 +1,8 @@
 """A SelfDoc that tells regions of LibreOffice help pages apart: title, paragraph, step, table, note.
 
-It sees no boxes: of a region its place in order, its first five tokens and a crop of 4 by 8 pixels, in which
-text is grey. ``--config.data.boxes=True`` shows the boxes.
+It sees no boxes: of a region its place in order, its first three tokens and a crop of 4 by 4 pixels, in which
+text is grey. ``--config.data.boxes=True`` shows the boxes. A tenth of the training regions lack their words,
+and as many their crop, so that no seed learns to read one of them alone.
 """
 
 from ml_collections.config_dict import placeholder
@@ -25,11 +26,12 @@ def get_config(arg: str = ""):
             data_dir=placeholder(str),
             batch_size=8,
             regions=40,
-            tokens=6,
+            tokens=4,
             picture_height=4,
-            picture_width=8,
+            picture_width=4,
             margin=2.0,
             boxes=False,
+            modality_dropout=0.1 if reads == "both" else 0.0,
         ),
         tokenizer=dict(kind="bpe", vocab_size=1000),
         model=dict(
@@ -58,7 +60,7 @@ def get_config(arg: str = ""):
     if "tiny" not in words:
         return config
     config.data.update(name="help_pages/made", regions=8, tokens=8, batch_size=8)
-    config.data.update(picture_height=8, picture_width=32)
+    config.data.update(picture_height=8, picture_width=32, modality_dropout=0.0)
     config.tokenizer.vocab_size = 300
     config.model.update(dim=32, num_heads=2, mlp_dim=64, patch=8)
     config.optim.update(name="adamw", learning_rate=2e-3, warmup_steps=2)
