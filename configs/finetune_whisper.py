@@ -1,16 +1,20 @@
-"""Whisper tiny.en, trained on the prompts of a telephone exchange. Argument: tiny."""
+"""Whisper tiny.en, trained on the prompts of a telephone exchange.
+
+Arguments: espeak, on the synthetic voices of ``configs/speech.py``; stamps, on spoken French captions, to
+write English ones; tiny.
+"""
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import parts
+from configs import parts, speech
 
 ZOO = {"": 120}
 
 
 def get_config(arg: str = ""):
-    """Argument: tiny, or nothing."""
-    words = parts.words(arg)
+    """``espeak`` or ``stamps``; tiny."""
+    words = parts.words(arg, ("espeak", "stamps"))
     config = parts.experiment(
         "transcription",
         model=dict(name="pretrained"),
@@ -23,7 +27,20 @@ def get_config(arg: str = ""):
         checkpoint=parts.checkpoint(every=20, best_metric="wer", best_mode="min"),
         evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=8)),
     )
-    return _tiny(config) if "tiny" in words else config
+    if "tiny" in words:
+        return _tiny(config)
+    if "espeak" in words:
+        heard = speech.get_config().data
+        config.data.update(name=heard.name, options=heard.options)
+        config.train.update(steps=150, eval_every=50)
+        config.checkpoint.every = 50
+    if "stamps" in words:
+        heard = speech.get_config("translate").data
+        config.data.update(name=heard.name, options=heard.options)
+        config.data.update(sound=heard.sound, text=heard.text)
+        config.train.update(steps=200, eval_every=50)
+        config.checkpoint.update(every=50, best_metric="chrf", best_mode="max")
+    return config
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
