@@ -78,15 +78,14 @@ def get_config(arg: str = ""):
 def _second(config: ConfigDict, voice: str) -> None:
     config.init = {"from": placeholder(str)}
     if voice == "asterisk":
-        config.data.update(
-            name="asterisk", options=dict(spelled=True, max_seconds=3.6), source_len=64
-        )
+        config.data.options = dict(spelled=True, max_seconds=3.6)
+        config.data.update(name="asterisk", source_len=64)
     else:
         letters = LETTERS + FRENCH + 'ä-!:;()="“”0123456789'
         config.init.new = "^letters"  # of another language
-        config.data.update(name="stamps/fr", options=dict(voice="fr"), letters=letters)
-        config.data.update(text="caption", sound="sound", source_len=160, max_frames=736)
-        config.data.mode = "bucket"
+        config.data.options = dict(voice="fr")
+        config.data.update(name="stamps/fr", text="caption", sound="sound", letters=letters)
+        config.data.update(source_len=160, max_frames=736, mode="bucket")
     config.loss.update(alignment="diagonal", alignment_weight=1.0)
     config.optim.update(learning_rate=3e-3, warmup_steps=50)
     config.train.update(steps=600, eval_every=100)
