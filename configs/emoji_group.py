@@ -43,6 +43,7 @@ def get_config(arg: str = ""):
         if config.data.text is not None:
             config.tokenizer.vocab_size = 300
         config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2, dropout_rate=0.0)
+        config.loss.label_smoothing = 0.0
         config.optim.update(learning_rate=3e-3, warmup_steps=4)
         config.train.update(steps=24, log_every=6, eval_every=0)
         config.checkpoint.every = 12

@@ -60,7 +60,7 @@ def get_config(arg: str = ""):
     if "tiny" not in words:
         return config
     config.data.update(name="help_pages/made", regions=8, tokens=8, batch_size=8)
-    config.data.update(picture_height=8, picture_width=32, modality_dropout=0.0)
+    config.data.update(picture_height=8, picture_width=32)
     config.tokenizer.vocab_size = 300
     config.model.update(dim=32, num_heads=2, mlp_dim=64, patch=8)
     config.optim.update(name="adamw", learning_rate=2e-3, warmup_steps=2)

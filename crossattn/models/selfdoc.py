@@ -10,13 +10,14 @@ With ``q``, ``k``, ``v`` projections of their own in each direction and layer, a
     L1 = L  + softmax(q(n(L))  k(n(V))^T  / sqrt(H)) v(n(L))      V1 likewise, L and V exchanged
     L2 = L1 + softmax(q(n(L1)) k(n(V1))^T / sqrt(H)) v(n(V1))     V2 likewise
     L' = L2 + f(n(L2))                                            V' likewise
-    F  = norm(g L' + (1 - g) V'),  g = sigmoid(w [L'; V'] + b), a number for each region
+    F  = norm(g n(L') + (1 - g) n(V')),  g = sigmoid(w [n(L'); n(V')] + b), a number for each region
 
 The first stage multiplies weights over the keys of one modality by values of the other: the i-th vectors of
 both are of one region.
 
 Small encoders, trained with the rest, replace the paper's Sentence-BERT and Faster R-CNN. The
-gate is the paper's modality-adaptive attention as one linear layer.
+gate is the paper's modality-adaptive attention as one linear layer. It reads and weighs normalised vectors:
+those of residual streams grow, until a gate is shut in all regions and one modality learns nothing.
 
 Source: Li et al. 2021, "SelfDoc: Self-Supervised Document Representation Learning".
 """
@@ -360,9 +361,10 @@ def _normed(x: Encoded, block: Block) -> Encoded:
 
 
 class GatedFusion(nnx.Module):
-    """Gated fusion of two vectors a region, ``g l + (1 - g) v``; the gate reads both."""
+    """Gated fusion of two vectors a region, ``g n(l) + (1 - g) n(v)``; the gate reads both."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.text_norm, self.picture_norm = config.normalise(rngs), config.normalise(rngs)
         self.gate = linear(
             2 * config.dim,
             1,
@@ -377,6 +379,7 @@ class GatedFusion(nnx.Module):
         self, text: Float[Array, "*B R D"], picture: Float[Array, "*B R D"]
     ) -> tuple[Float[Array, "*B R D"], Float[Array, "*B R"]]:
         """Computes the fused vectors, and the gates, float32, from 0 to 1."""
+        text, picture = self.text_norm(text), self.picture_norm(picture)
         logits = self.gate(jnp.concatenate([text, picture], -1)).astype(jnp.float32)
         gates = jax.nn.sigmoid(logits)
         text_share = gates.astype(text.dtype)

@@ -82,9 +82,12 @@ def test_the_gate_weighs_text_and_picture():
     params = oracle.random_params(fusion)
     found, gates = compiled(lambda *given: xa.apply(fusion, *given), params, TEXT, PICTURE)
     p = params["gate"]
-    z = np.concatenate([TEXT, PICTURE], -1).astype(np.float64) @ p["kernel"] + p["bias"]
-    gate = 1 / (1 + np.exp(-z))
-    close((found, gates), (gate * TEXT + (1 - gate) * PICTURE, gate[..., 0]))
+    text, picture = (
+        oracle.norm(params[f"{side}_norm"], x.astype(np.float64))
+        for side, x in (("text", TEXT), ("picture", PICTURE))
+    )
+    gate = 1 / (1 + np.exp(-(np.concatenate([text, picture], -1) @ p["kernel"] + p["bias"])))
+    close((found, gates), (gate * text + (1 - gate) * picture, gate[..., 0]), ulps=100)
 
 
 # Whole models.
