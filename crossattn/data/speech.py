@@ -3,6 +3,7 @@
 An example is {"id", "audio", "text"}: audio float32 at 16 kHz, text as its publisher wrote it.
 """
 
+import functools
 import io
 import os
 import re
@@ -23,7 +24,8 @@ def open_speech(
     """Returns all examples of a set whose text has so many words.
 
     Names: "librivox", five sentences read from *Sense and Sensibility*, 16 kHz (BSD-2-Clause); "asterisk",
-    the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0).
+    the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0), and "asterisk/es", "fr",
+    "it" and "ru", those of other languages, by a speaker each.
 
     Raises:
       DataError: there is no such set.
@@ -50,10 +52,10 @@ def _librivox(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     return texts, _sounds(files)
 
 
-def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
-    names = ["asterisk-core-sounds-en", "asterisk-core-sounds-en-wav"]
-    listed, package = fetch.debian_packages(names, data_dir)
-    prefix = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+def _asterisk(data_dir, language: str = "en") -> tuple[dict[str, str], dict[str, bytes]]:
+    name = f"asterisk-core-sounds-{language}"
+    listed, package = fetch.debian_packages([name, f"{name}-wav"], data_dir)
+    prefix = f"usr/share/doc/{name}/core-sounds-{language}.txt.gz"
     packed = dict(archives.read_deb(listed, prefix)).get("", b"")
     try:
         raw = archives.gunzip(packed)
@@ -63,15 +65,16 @@ def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     pairs = (line.split(": ", 1) for line in lines if ": " in line and not line.startswith(";"))
     # Brackets describe a sound that is no speech.
     texts = {id.strip(): text.strip() for id, text in pairs if "[" not in text}
-    folder = "usr/share/asterisk/sounds/en_US_f_Allison/"
-    return texts, _sounds(dict(archives.read_deb(package, folder, ".wav")))
+    files = archives.read_deb(package, "usr/share/asterisk/sounds/", ".wav")
+    # The first folder is the speaker's.
+    return texts, _sounds({name.partition("/")[2]: raw for name, raw in files})
 
 
 def _text(package: Path, raw: bytes | None) -> str:
     """Returns the transcripts in a package."""
     try:
         if raw:
-            return raw.decode("utf-8")
+            return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         pass
     reason = f"{package.name} has no transcripts that can be read"
@@ -82,4 +85,10 @@ def _sounds(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removesuffix(".wav"): raw for name, raw in files.items() if name.endswith(".wav")}
 
 
-_SETS: dict[str, Callable] = {"librivox": _librivox, "asterisk": _asterisk}
+ASTERISK = ("en", "es", "fr", "it", "ru")
+"""Languages of prompts: those of the English one are the set "asterisk"."""
+
+_SETS: dict[str, Callable] = {"librivox": _librivox, "asterisk": _asterisk} | {
+    f"asterisk/{language}": functools.partial(_asterisk, language=language)
+    for language in ASTERISK[1:]
+}

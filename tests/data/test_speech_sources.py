@@ -1,12 +1,17 @@
 """Sources of sound with its text: real prompts split by their words, and made-up tones."""
 
+import gzip
+import io
+import wave
+
 import numpy as np
 import pytest
 
-from crossattn.data import sources
+from crossattn.data import archives, fetch, sources
 from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 from crossattn.data.sources import asterisk, tones
+from crossattn.data.speech import open_speech
 
 
 @pytest.fixture
@@ -36,8 +41,10 @@ def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
     assert not len(sources.open_source("asterisk", "train", min_words=4))
     short = sources.open_source("asterisk", "train", max_seconds=1.0)
     assert short and all(len(example["audio"]) == RATE for example in short)
-    with pytest.raises(DataError, match="there is no data source .asterisk.fr.; expected asterisk"):
-        sources.open_source("asterisk/fr")
+    with pytest.raises(DataError, match="no prompts in 'de'; expected one of en, es, fr, it, ru"):
+        sources.open_source("asterisk/de")
+    with pytest.raises(DataError, match="spelled is for English prompts, not for 'fr'"):
+        sources.open_source("asterisk/fr", spelled=True)
 
 
 def test_spelled_prompts_are_what_is_said_and_others_are_left_out(prompts):
@@ -49,6 +56,25 @@ def test_spelled_prompts_are_what_is_said_and_others_are_left_out(prompts):
         e["text"] for s in sources.SPLITS for e in sources.open_source("asterisk", s, spelled=True)
     ]
     assert sorted(found) == ["folder one", "press one zero for call forward now."]
+
+
+def test_prompts_of_another_language_are_read_from_its_packages(monkeypatch, tmp_path):
+    listed = "\ufeff; Core Sounds in Italian\n\nadded: Aggiunto.\nbeep: [tono]\ndigits/1: Uno.\n"
+    spoken = io.BytesIO()
+    with wave.open(spoken, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(1600))
+    files = {
+        "asterisk-core-sounds-it": {"": gzip.compress(listed.encode())},
+        "asterisk-core-sounds-it-wav": {
+            f"it_IT_m_Carlo/{name}.wav": spoken.getvalue() for name in ("added", "beep", "digits/1")
+        },
+    }
+    monkeypatch.setattr(fetch, "debian_packages", lambda names, _: [tmp_path / x for x in names])
+    monkeypatch.setattr(archives, "read_deb", lambda path, *_: files[path.name].items())
+    found = open_speech("asterisk/it")
+    assert [each["text"] for each in found] == ["Aggiunto.", "Uno."]
+    assert [len(each["audio"]) for each in found] == [1600, 1600]  # 16 kHz
 
 
 def test_each_letter_is_a_pitch_of_its_own():

@@ -1,4 +1,6 @@
-"""The English prompts of a telephone exchange by one speaker, from Debian packages (CC BY-SA 3.0).
+"""Prompts of a telephone exchange, "asterisk" in English, "asterisk/es", "fr", "it" and "ru": a speaker each.
+
+From Debian packages (CC BY-SA 3.0).
 
 Split by the words of the prompt, so that a prompt recorded twice is in one split: 20 % test, 10 % validation.
 """
@@ -8,16 +10,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 from crossattn.data.sources import Example, Option, hashed_split
-from crossattn.data.speech import open_speech
+from crossattn.data.speech import ASTERISK, open_speech
 
-FORM = "asterisk"
+FORM = "asterisk or asterisk/LANGUAGE"
 OPTIONS = {
     "min_words": Option(int, "The fewest words of a prompt.", "[1, inf)"),
     "spelled": Option(
         bool,
-        "Digits are words and dashes blanks; prompts with signs that nobody says are left out.",
+        "English: digits are words, dashes blanks; prompts with signs that nobody says are left out.",
     ),
     "max_seconds": Option(float, "The longest prompt.", "(0, inf)"),
 }
@@ -36,9 +39,18 @@ def open_split(
     max_seconds: float = 30.0,
 ) -> Sequence[Example]:
     """Returns examples {"id", "audio", "text"}: float32 at 16 kHz, the text as its publisher wrote it."""
+    if rest and rest not in ASTERISK:
+        raise DataError(
+            f"asterisk has no prompts in {rest!r}; expected one of {', '.join(ASTERISK)}"
+        )
+    language = rest or "en"
+    if spelled and language != "en":
+        raise DataError(
+            f"data.options.spelled is for English prompts, not for {language!r}; leave it out"
+        )
     chosen = [
         example
-        for example in _prompts(data_dir)
+        for example in _prompts(data_dir, language)
         if split_of(example["text"]) == split
         and "(" not in example["text"]  # which describes silence
         and len(example["text"].split()) >= min_words
@@ -58,10 +70,11 @@ def _spelled(text: str) -> str | None:
 
 def split_of(text: str) -> str:
     """Returns the split of a prompt, from its letters and digits alone."""
-    words = "".join(re.findall(r"[a-z0-9]+", text.lower()))
+    words = "".join(filter(str.isalnum, text.lower()))
     return hashed_split(words, test=20, validation=10)
 
 
 @functools.lru_cache(maxsize=1)
-def _prompts(data_dir: Any) -> Sequence[Example]:
-    return open_speech("asterisk", data_dir=data_dir)
+def _prompts(data_dir: Any, language: str) -> Sequence[Example]:
+    name = "asterisk" if language == "en" else f"asterisk/{language}"
+    return open_speech(name, data_dir=data_dir)
