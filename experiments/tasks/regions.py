@@ -6,7 +6,7 @@ The examples are those of ``help_pages``: lists "text" and "label", "boxes" and 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
-from crossattn.rows import own_rows
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
 from crossattn.types import Count, NonNegative
 from experiments.baselines import accuracy, scores
-from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 
 
@@ -35,8 +33,6 @@ class RegionsData(sections.Data):
       picture_height, picture_width: of a region's picture, in pixels.
       margin: around a box in its picture, in points.
       boxes: whether the model sees where a region stands and how large it is, or its place in order alone.
-      modality_dropout: the share of training regions that lack their text, and as many lack their picture, so
-        that a model of both learns to read each.
     """
 
     regions: Count
@@ -45,7 +41,6 @@ class RegionsData(sections.Data):
     picture_width: sections.Pixels
     margin: NonNegative
     boxes: bool
-    modality_dropout: Annotated[float, "[0, 0.5]"] = 0.0
 
 
 class RegionsTask(base.Task):
@@ -63,17 +58,6 @@ class RegionsTask(base.Task):
         super().__init__(config, assets)
         self.classes = _classes(config.data.name)
         self.memory = ("pictures",) if config.model.get("reads", "both") == "both" else ()
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Raises SettingsError also where regions would lack all that the model reads."""
-        super().check(config)
-        reads, rate = config.model.get("reads", "both"), config.data.get("modality_dropout", 0.0)
-        if rate and reads != "both":
-            raise SettingsError(
-                f"config.data.modality_dropout is {rate} and model.reads {reads!r}, so regions would have"
-                " nothing to be told by; expected 0, or model.reads='both'."
-            )
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side="text")
@@ -101,9 +85,7 @@ class RegionsTask(base.Task):
 
     def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
         """Returns the model's vectors of the regions of a batch."""
-        batch, key = self.seen(batch), options.get("key")
-        if key is not None and (rate := self.config.data.get("modality_dropout", 0.0)):
-            batch = _one_sided(batch, jax.random.fold_in(key, 1), rate)
+        batch = self.seen(batch)
         boxes = batch["boxes"]
         if not self.config.data.boxes:
             places = batch["label_positions"].astype(boxes.dtype)
@@ -278,18 +260,6 @@ class PageReading:
     boxes: np.ndarray
     weights: np.ndarray
     gates: np.ndarray
-
-
-def _one_sided(batch: Mapping[str, Any], key: jax.Array, rate: float) -> Mapping[str, Any]:
-    """Returns a batch of which a share ``rate`` of the regions lacks its text, and as much its picture."""
-    text, pictures = batch["text"], batch["pictures"]
-    regions = text.shape[1]
-    drawn = own_rows(lambda n: jax.random.uniform(key, (n, regions)), len(text))
-    return {
-        **batch,
-        "text": jnp.where((drawn < rate)[..., None], 0, text),
-        "pictures": jnp.where((drawn >= 1 - rate)[..., None, None, None], 0, pictures),
-    }
 
 
 def _classes(name: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from sklearn.metrics import f1_score
 from configs import help_pages
 from crossattn.data.errors import DataError
 from crossattn.data.pipeline import feature_eval_batches
-from experiments.errors import SettingsError
 from experiments.tasks import find
 from tests.experiments.conftest import ROOT
 from tests.experiments.test_explore import views_of
@@ -24,36 +23,6 @@ CONFIG = f"--config={ROOT}/configs/help_pages.py:tiny"
 @pytest.fixture(scope="module")
 def task():
     return find("regions")(help_pages.get_config("tiny"))
-
-
-def test_regions_lack_their_words_or_their_crop_in_training_alone(task):
-    config = help_pages.get_config("tiny")
-    config.data.modality_dropout = 0.25
-    dropped, batch = find("regions")(config), next(iter(task.eval_batches("validation", None)))
-    batch = jax.tree.map(jnp.asarray, dict(batch))
-    batch = {**batch, "text": batch["text"].at[..., 0].set(3), "pictures": batch["pictures"] + 5}
-    read = {}
-
-    class Model:
-        def hidden(self, text, boxes, pictures, **options):
-            read.update(text=np.asarray(text), pictures=np.asarray(pictures))
-
-    shares = []
-    for number in range(200):
-        dropped.hidden(Model(), batch, key=jax.random.key(number))
-        wordless, blank = read["text"].any(-1) == 0, read["pictures"].any((-3, -2, -1)) == 0
-        np.testing.assert_array_equal(read["text"][~wordless], batch["text"][~wordless])
-        np.testing.assert_array_equal(read["pictures"][~blank], batch["pictures"][~blank])
-        assert not (wordless & blank).any()
-        shares.append((wordless.mean(), blank.mean()))
-    np.testing.assert_allclose(np.mean(shares, 0), 0.25, atol=0.02)
-    for silent, key in ((dropped, None), (task, jax.random.key(0))):
-        silent.hidden(Model(), batch, key=key)
-        np.testing.assert_array_equal(read["text"], batch["text"])
-        np.testing.assert_array_equal(read["pictures"], batch["pictures"])
-    config.model.reads = "text"
-    with pytest.raises(SettingsError, match="modality_dropout is 0.25 and model.reads 'text'"):
-        find("regions").check(config)
 
 
 def test_scores_are_those_of_counts(task):
