@@ -9,7 +9,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 READS = ("both", "text", "picture")
-ZOO = {"both": 800}  # made-up pages tell nothing to one modality alone
+ZOO = {"both": 400}  # made-up pages tell nothing to one modality alone
 
 
 def get_config(arg: str = ""):
