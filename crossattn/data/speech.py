@@ -1,4 +1,4 @@
-"""Recordings with their transcripts, from Debian packages: real speech for evaluation, not for training.
+"""Recordings with their transcripts, from Debian packages: real speech, a few minutes of a speaker.
 
 An example is {"id", "audio", "text"}: audio float32 at 16 kHz, text as its publisher wrote it.
 """
@@ -24,8 +24,8 @@ def open_speech(
     """Returns all examples of a set whose text has so many words.
 
     Names: "librivox", five sentences read from *Sense and Sensibility*, 16 kHz (BSD-2-Clause); "asterisk",
-    the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0), and "asterisk/es", "fr",
-    "it" and "ru", those of other languages, by a speaker each.
+    the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0), and "asterisk/LANGUAGE",
+    those of a language of ``ASTERISK_LANGUAGES``, by a speaker each.
 
     Raises:
       DataError: there is no such set.
@@ -85,10 +85,10 @@ def _sounds(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removesuffix(".wav"): raw for name, raw in files.items() if name.endswith(".wav")}
 
 
-ASTERISK = ("en", "es", "fr", "it", "ru")
-"""Languages of prompts: those of the English one are the set "asterisk"."""
+ASTERISK_LANGUAGES = ("en", "es", "fr", "it", "ru")
+"""Languages of the sets "asterisk/LANGUAGE"."""
 
 _SETS: dict[str, Callable] = {"librivox": _librivox, "asterisk": _asterisk} | {
     f"asterisk/{language}": functools.partial(_asterisk, language=language)
-    for language in ASTERISK[1:]
+    for language in ASTERISK_LANGUAGES
 }

@@ -22,7 +22,12 @@ def prompts(monkeypatch):
         {"id": str(i), "audio": np.full(RATE * (1 + i % 3), 0.1, np.float32), "text": text}
         for i, text in enumerate(texts)
     ]
-    monkeypatch.setattr(asterisk, "open_speech", lambda name, data_dir: recordings)
+    spoken = {"asterisk/en": recordings}
+    for language, word in (("fr", "numéro"), ("ru", "номер")):
+        spoken[f"asterisk/{language}"] = [
+            {**each, "text": each["text"].replace("Press", word)} for each in recordings[:100]
+        ]
+    monkeypatch.setattr(asterisk, "open_speech", lambda name, data_dir: spoken[name])
     asterisk._prompts.cache_clear()
     yield recordings
     asterisk._prompts.cache_clear()
@@ -35,6 +40,15 @@ def test_a_prompt_that_was_recorded_twice_is_on_one_side_only(prompts):
     assert not numbers["train"] & numbers["test"] and not numbers["validation"] & numbers["test"]
     assert not numbers["train"] & numbers["validation"]
     assert all(numbers.values())
+
+
+@pytest.mark.parametrize(("language", "word"), [("fr", "numéro"), ("ru", "номер")])
+def test_prompts_of_another_language_are_split_by_their_own_letters(prompts, language, word):
+    splits = [sources.open_source(f"asterisk/{language}", name) for name in sources.SPLITS]
+    assert all(splits) and sum(map(len, splits)) == 100
+    assert all(word in example["text"] for split in splits for example in split)
+    texts = [f"{word} {letter}" for letter in "абвгдежзийклмнопрст"]
+    assert len(set(map(asterisk.split_of, texts))) == 3  # without digits too
 
 
 def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
@@ -50,12 +64,12 @@ def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
 def test_spelled_prompts_are_what_is_said_and_others_are_left_out(prompts):
     prompts[:] = [
         {**prompts[0], "text": text}
-        for text in ("Press 10 for Call-Forward... now!", "<beep>", "press # now", "folder one")
+        for text in ("Press 10, for Call-Forward... now!", "<beep>", "press # now", "!", "folder 1")
     ]
     found = [
         e["text"] for s in sources.SPLITS for e in sources.open_source("asterisk", s, spelled=True)
     ]
-    assert sorted(found) == ["folder one", "press one zero for call forward now."]
+    assert sorted(found) == ["folder one", "press one zero, for call forward now."]
 
 
 def test_prompts_of_another_language_are_read_from_its_packages(monkeypatch, tmp_path):
@@ -71,7 +85,13 @@ def test_prompts_of_another_language_are_read_from_its_packages(monkeypatch, tmp
         },
     }
     monkeypatch.setattr(fetch, "debian_packages", lambda names, _: [tmp_path / x for x in names])
-    monkeypatch.setattr(archives, "read_deb", lambda path, *_: files[path.name].items())
+    folders = "usr/share/doc/asterisk-core-sounds-it/", "usr/share/asterisk/sounds/"
+
+    def read_deb(path, prefix, suffix=""):
+        assert prefix.startswith(folders)
+        return files[path.name].items()
+
+    monkeypatch.setattr(archives, "read_deb", read_deb)
     found = open_speech("asterisk/it")
     assert [each["text"] for each in found] == ["Aggiunto.", "Uno."]
     assert [len(each["audio"]) for each in found] == [1600, 1600]  # 16 kHz

@@ -13,14 +13,14 @@ from typing import Any
 from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 from crossattn.data.sources import Example, Option, hashed_split
-from crossattn.data.speech import ASTERISK, open_speech
+from crossattn.data.speech import ASTERISK_LANGUAGES, open_speech
 
 FORM = "asterisk or asterisk/LANGUAGE"
 OPTIONS = {
     "min_words": Option(int, "The fewest words of a prompt.", "[1, inf)"),
     "spelled": Option(
         bool,
-        "English: digits are words, dashes blanks; prompts with signs that nobody says are left out.",
+        "English: digits are words, dashes blanks; prompts with other signs are left out.",
     ),
     "max_seconds": Option(float, "The longest prompt.", "(0, inf)"),
 }
@@ -38,11 +38,13 @@ def open_split(
     spelled: bool = False,
     max_seconds: float = 30.0,
 ) -> Sequence[Example]:
-    """Returns examples {"id", "audio", "text"}: float32 at 16 kHz, the text as its publisher wrote it."""
-    if rest and rest not in ASTERISK:
-        raise DataError(
-            f"asterisk has no prompts in {rest!r}; expected one of {', '.join(ASTERISK)}"
-        )
+    """Returns examples {"id", "audio", "text"}: float32 at 16 kHz, the text as its publisher wrote it.
+
+    With ``spelled``, texts are of small letters, blanks and ",.?'".
+    """
+    if rest and rest not in ASTERISK_LANGUAGES:
+        expected = ", ".join(ASTERISK_LANGUAGES)
+        raise DataError(f"asterisk has no prompts in {rest!r}; expected one of {expected}")
     language = rest or "en"
     if spelled and language != "en":
         raise DataError(
@@ -65,16 +67,16 @@ def _spelled(text: str) -> str | None:
     """Returns a text in the letters that are said, and marks; None where it has other signs."""
     text = re.sub(r"\d", lambda digit: f" {_DIGITS[int(digit[0])]} ", text.lower())
     text = " ".join(text.translate(_MARKS).replace("...", " ").split())
-    return text if re.fullmatch(r"[a-z ,.?']+", text) else None
+    text = re.sub(r" (?=[,.?])", "", text)
+    return text if re.fullmatch(r"[a-z][a-z ,.?']*", text) else None
 
 
 def split_of(text: str) -> str:
-    """Returns the split of a prompt, from its letters and digits alone."""
+    """Returns the split of a prompt, from its letters and digits alone, of any alphabet."""
     words = "".join(filter(str.isalnum, text.lower()))
     return hashed_split(words, test=20, validation=10)
 
 
 @functools.lru_cache(maxsize=1)
 def _prompts(data_dir: Any, language: str) -> Sequence[Example]:
-    name = "asterisk" if language == "en" else f"asterisk/{language}"
-    return open_speech(name, data_dir=data_dir)
+    return open_speech(f"asterisk/{language}", data_dir=data_dir)
