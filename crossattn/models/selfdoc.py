@@ -17,7 +17,7 @@ both are of one region.
 
 Small encoders, trained with the rest, replace the paper's Sentence-BERT and Faster R-CNN. The
 gate is the paper's modality-adaptive attention as one linear layer. It reads and weighs normalised vectors:
-those of residual streams grow, until a gate is shut in all regions and one modality learns nothing.
+vectors of residual streams grow in training, and with them a gate's logits.
 
 Source: Li et al. 2021, "SelfDoc: Self-Supervised Document Representation Learning".
 """
