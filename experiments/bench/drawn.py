@@ -31,35 +31,43 @@ def main() -> None:
     parser.add_argument("run", help="work directory of a run of text_to_image")
     parser.add_argument("captioner", help="work directory of a run of captioning")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
-    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument(
+        "--step", default="last", metavar="STEP", help="of the run: a step, 'last' or 'best'"
+    )
     parser.add_argument("--language", default="en", metavar="NAME", help="of the captioner; en")
     parser.add_argument("--limit", type=int, metavar="N", help="most captions")
     parser.add_argument(
         "--guidance", type=float, action="append", metavar="X", help="several times; the config's"
     )
     options = parser.parse_args()
-    tasks = [task_of(folder(name)) for name in (options.run, options.captioner)]
-    for task, name, kind in zip(
-        tasks, (options.run, options.captioner), (TextToImageTask, CaptioningTask), strict=True
-    ):
-        if not isinstance(task, kind):
-            parser.error(f"the run in {name} is a {task.config.task}; expected a {kind.__name__}.")
-    drawer, captioner = tasks
+    drawer, captioner = (task_of(folder(name)) for name in (options.run, options.captioner))
+    if not isinstance(drawer, TextToImageTask):
+        parser.error(
+            f"the run in {options.run} is a {drawer.config.task}; expected a text_to_image."
+        )
+    if not isinstance(captioner, CaptioningTask):
+        parser.error(
+            f"the run in {options.captioner} is a {captioner.config.task}; expected a captioning."
+        )
     groups = captions.by_language(captioner, options.split, options.limit)
     chosen = options.language if captioner.languages else ""
     if chosen not in groups:
         parser.error(f"the captioner has no language {chosen!r}; expected one of {sorted(groups)}.")
     examples = groups[chosen]
+    if not examples:
+        parser.error(f"no caption is left by --limit={options.limit}; expected 1 or more.")
     texts = [captioner.text_of(example) for example in examples]
     known = {example["caption"] for example in drawer.examples(options.split)}
     if others := set(texts) - known:
         parser.error(
-            f"{len(others)} captions of {options.captioner}, such as {min(others)!r}, are not in the"
-            f" {options.split} split of {options.run}, which may have trained on them."
+            f"{len(others)} captions of {options.captioner} ({captioner.config.data.name}), such as"
+            f" {min(others)!r}, are not in the {options.split} split of {options.run}"
+            f" ({drawer.config.data.name}), which may have trained on them."
         )
     params = parameters(drawer, folder(options.run), options.step)
-    judge = parameters(captioner, folder(options.captioner), options.step)
-    print(f"{len(texts)} captions; among the first {_AMONG} by chance {_AMONG / len(texts):.3f}")
+    judge = parameters(captioner, folder(options.captioner))
+    chance = min(_AMONG / len(texts), 1)
+    print(f"{len(texts)} captions; among the first {_AMONG} by chance {chance:.3f}")
     feature = drawer.features["image"]
     small = [pixels(feature.prepare(example["source"])) for example in examples]
     _print("true pictures", captioner, judge, examples, small)

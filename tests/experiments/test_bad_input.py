@@ -290,7 +290,8 @@ def test_nothing_is_trained_from_a_config_alone(refused, tmp_path):
     ],
 )
 def test_a_benchmark_of_a_run_that_is_not_there_is_one_line(path, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", [str(path), str(tmp_path / "none")])
+    runs = [str(tmp_path / "none")] * (2 if path.stem == "drawn" else 1)
+    monkeypatch.setattr(sys, "argv", [str(path), *runs])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(path), run_name="__main__")
     said = capsys.readouterr().err

@@ -16,6 +16,7 @@ from experiments import train
 from experiments.bench import captions, drawn
 from experiments.errors import SettingsError
 from experiments.intervals import ratio
+from experiments.runs import parameters, task_of
 from experiments.settings import check
 from experiments.tasks import make_task, text_to_image
 from tests.closeness import close
@@ -333,17 +334,40 @@ def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(
     monkeypatch.setattr("sys.argv", [*options, "--guidance=0", "--guidance=1"])
     capsys.readouterr()
     drawn.main()
-    _, *lines = capsys.readouterr().out.splitlines()
-    assert len(ranked) == len(lines) == 3
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "8 captions; among the first 10 by chance 1.000"
+    assert [line.split("  ")[0] for line in lines] == ["true pictures", "guidance 0", "guidance 1"]
     assert all(re.search(r" 0.5 \(.*\) +median rank 10.5$", line) for line in lines), lines
-    true, *made = ranked
-    first = make_task(captions_file.get_config("tiny")).examples("test", 1)[0]["source"]
-    np.testing.assert_array_equal(true[0], first)
-    assert all(own.shape == true.shape and (own != true).any() for own in made)
-    monkeypatch.setattr(text_to_image.TextToImageTask, "examples", lambda *_: [])
+    examples = make_task(captions_file.get_config("tiny")).examples("test")
+    examples = [example for example in examples if example["target"][0] == "en"][:8]
+    task, made = (
+        task_of(tmp_path / "drawn"),
+        parameters(task_of(tmp_path / "drawn"), tmp_path / "drawn"),
+    )
+    expected = [
+        [example["source"] for example in examples],
+        *(task.draw(made, [e["target"][1] for e in examples], guidance=x) for x in (0.0, 1.0)),
+    ]
+    for found, own in zip(ranked, expected, strict=True):
+        np.testing.assert_array_equal(found, own)
+    # The captioner itself, which gives each picture a rank among the eight.
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.argv", options)
+    drawn.main()
+    assert re.search(r"guidance 3 +1 \(1 to 1\) +median rank [1-8]", capsys.readouterr().out)
+    for more, said in (
+        (["--limit=0"], "no caption is left by --limit=0"),
+        (["--language=fr"], "no language 'fr'; expected one of ['de', 'en']"),
+        (["--language=de"], "(shapes/en), which may have trained on them"),
+    ):
+        monkeypatch.setattr("sys.argv", [*options, *more])
+        with pytest.raises(SystemExit):
+            drawn.main()
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["drawn", options[2], options[1]])
     with pytest.raises(SystemExit):
         drawn.main()
-    assert "may have trained on them" in capsys.readouterr().err
+    assert "is a captioning; expected a text_to_image" in capsys.readouterr().err
 
 
 def test_values_beyond_black_and_white_are_cut():
