@@ -10,11 +10,13 @@ from ml_collections.config_dict import placeholder
 from configs import parts, speech
 
 ZOO = {"": 120}
+HEARD = ("asterisk", "espeak", "stamps")
 
 
 def get_config(arg: str = ""):
     """``espeak`` or ``stamps``; tiny."""
-    words = parts.words(arg, ("espeak", "stamps"))
+    words = parts.words(arg, HEARD)
+    heard = parts.choice(words, HEARD)
     config = parts.experiment(
         "transcription",
         model=dict(name="pretrained"),
@@ -29,15 +31,14 @@ def get_config(arg: str = ""):
     )
     if "tiny" in words:
         return _tiny(config)
-    if "espeak" in words:
-        heard = speech.get_config().data
-        config.data.update(name=heard.name, options=heard.options)
+    if heard == "espeak":
+        data = speech.get_config().data
+        config.data.update(name=data.name, options=data.options)
         config.train.update(steps=150, eval_every=50)
         config.checkpoint.every = 50
-    if "stamps" in words:
-        heard = speech.get_config("translate").data
-        config.data.update(name=heard.name, options=heard.options)
-        config.data.update(sound=heard.sound, text=heard.text)
+    elif heard == "stamps":
+        data = speech.get_config("translate").data
+        config.data.update(name=data.name, options=data.options, sound=data.sound, text=data.text)
         config.train.update(steps=200, eval_every=50)
         config.checkpoint.update(every=50, best_metric="chrf", best_mode="max")
     return config

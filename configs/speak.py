@@ -4,7 +4,7 @@ Arguments: a second voice that begins with that run, asterisk (prompts of a tele
 stamps (captions, French), of whose letters no times are known; tiny.
 
     python -m experiments.train --config=configs/speak.py --workdir=runs/speak
-    python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/prompts
+    python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/prompts_voice
         --config.init.from=runs/speak
     python -m experiments.speak --workdir=runs/speak "select the cells." --out=cells.wav --plot=cells.png
 """
@@ -15,8 +15,6 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 ZOO = {"": 200}
-
-
 VOICES = ("espeak", "asterisk", "stamps")
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.?'"
 FRENCH = "àâçèéêëîïôùûœ"

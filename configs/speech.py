@@ -1,12 +1,10 @@
 """Speech to text from nothing, in the shape of Whisper: sentences of a help, read by voices of a synthesiser.
 
 Validation and test have other sentences and other voices. Arguments: translate, spoken French captions of
-stamps to their English captions, from nothing or by a run that hears already; tiny.
+stamps to their English captions; tiny.
 
     python -m experiments.train    --config=configs/speech.py --workdir=runs/speech
     python -m experiments.evaluate --workdir=runs/speech --step=best --baselines
-    python -m experiments.train    --config=configs/speech.py:translate --workdir=runs/french
-        --config.init.from=runs/speech
 """
 
 from ml_collections import ConfigDict
@@ -47,8 +45,6 @@ def get_config(arg: str = ""):
     )
     if "translate" in words:
         config.data.options = dict(voice="fr")
-        # Recordings are longer than those of the run, which has no vectors for their ends.
-        config.init = {"from": parts.placeholder(str), "new": "positions"}
         config.loss.alignment = "none"
         config.tokenizer.vocab_size = 600
         config.optim = parts.adamw(learning_rate=2e-3, warmup_steps=200)

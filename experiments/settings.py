@@ -156,6 +156,9 @@ def _check_init(init: Mapping[str, Any]) -> None:
             f"config.init.{rules[0]} is {init[rules[0]]!r}, but init.from is none; name the run or the"
             " weights to begin with."
         )
+    # A config that has the key begins with something, or trains what is not worth training.
+    if "from" in init and not init["from"]:
+        raise SettingsError("config.init.from is none; name the run or the weights to begin with.")
 
 
 def _check_tokenizers(tokenizer: Mapping[str, Any], init: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from experiments import launch
 from experiments.intervals import ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
-from experiments.tasks.text_to_speech import TextToSpeechTask
+from experiments.tasks.text_to_speech import SpeechData, TextToSpeechTask
 from experiments.tasks.transcription import TranscriptionTask
 from experiments.transcribe import frames_of, open_whisper
 
@@ -76,7 +76,7 @@ def spoken(
         for each in speak(texts[start : start + _ROWS], start)
     ]
     true = [example["target"].reshape(-1, M) for example in examples]
-    sound = task.config.data.get("sound", "audio")
+    sound, _ = SpeechData.names(task.config.data)
     return texts, {
         "the model": [sound_of(each) for each in frames],
         "recordings, same vocoder": [sound_of(each) for each in true],

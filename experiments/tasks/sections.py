@@ -1,7 +1,8 @@
 """Sections of configs: a field is a key, see ``experiments.keys``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from crossattn.types import Count, NonNegative, Rate
 
@@ -41,6 +42,11 @@ class Recordings(Data):
 
     sound: str = "audio"
     text: str = "text"
+
+    @classmethod
+    def names(cls, data: Mapping[str, Any]) -> tuple[str, str]:
+        """Returns the names of the sound and of the text in examples of a config's section ``data``."""
+        return data.get("sound", cls.sound), data.get("text", cls.text)
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,8 @@ class TextToSpeechTask(base.Task):
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value."""
-        data = self.config.data
         times = ["times"] if self._timed else []
-        self.corpus.refuse_lacking(data.get("text", "text"), data.get("sound", "audio"), *times)
+        self.corpus.refuse_lacking(*SpeechData.names(self.config.data), *times)
 
     def sizes(self) -> dict[str, Any]:
         return {"vocab_size": self.letters.vocab_size}
@@ -148,10 +147,8 @@ class TextToSpeechTask(base.Task):
         return framed[:count]
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
-        data = self.config.data
-        text = example[data.get("text", "text")]
-        sound = samples_of(example[data.get("sound", "audio")])
-        target = self.grouped(log_mel(sound, self.model_config.mels))
+        sound, text = (example[name] for name in SpeechData.names(self.config.data))
+        target = self.grouped(log_mel(samples_of(sound), self.model_config.mels))
         found = {"id": example["id"], "source": text, "target": target}
         if not self._timed:
             return found

@@ -84,15 +84,14 @@ class TranscriptionTask(WritesText):
         return self.config.loss.get("alignment", "none") == "times"
 
     def corpus_options(self) -> dict[str, Any]:
-        return dict(side=self.config.data.get("text", "text"), whole=True)
+        return dict(side=TranscriptionData.names(self.config.data)[1], whole=True)
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value, and MissingPackage without packages of scores."""
         if self.config.evaluate.examples:
             self.text_scores([{"target": "a"}], ["a"])
-        data = self.config.data
         times = ["times"] if self.timed else []
-        self.corpus.refuse_lacking(data.get("sound", "audio"), data.get("text", "text"), *times)
+        self.corpus.refuse_lacking(*TranscriptionData.names(self.config.data), *times)
 
     @cached_property
     def features(self) -> dict[str, Any]:
@@ -104,10 +103,9 @@ class TranscriptionTask(WritesText):
         return found | ({"place": Vectors(1, length)} if self.timed else {})
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        data = self.config.data
-        text = f" {example[data.get('text', 'text')].strip()}"  # Whisper's texts begin with a blank
+        sound, written = (example[name] for name in TranscriptionData.names(self.config.data))
+        text = f" {written.strip()}"  # Whisper's texts begin with a blank
         group = example.get("family", example["id"])
-        sound = example[data.get("sound", "audio")]
         found = {"id": example["id"], "group": group, "source": sound, "target": text}
         if not self.timed:
             return found

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 
 import jax
 import pytest
@@ -15,7 +16,8 @@ from crossattn import functional
 from crossattn.data.sources import phrases
 from crossattn.models import Transformer
 from experiments import train
-from experiments.settings import model_config, train_config
+from experiments.errors import SettingsError
+from experiments.settings import check, model_config, train_config
 from experiments.tasks.denoising import vocabulary
 from tests.experiments.conftest import ROOT
 
@@ -54,8 +56,29 @@ def test_the_whole_experiment_builds_and_holds_only_values(name):
     config = get_config(name)
     assert isinstance(config, ConfigDict)
     json.dumps(config.to_dict(), allow_nan=False)
+    if "init" in config:
+        config.init["from"] = "runs/any"
     assert train_config(config).steps > train_config(get_config(name, "tiny")).steps
     assert config.data.name != "phrases"
+
+
+def variants(name):
+    """The words of a config's argument, as the refusal of another lists them."""
+    with pytest.raises(ValueError, match="no variant") as refused:
+        get_config(name, "no such word")
+    return re.search(r"it has (.*)\.$", str(refused.value))[1].split(", ")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_variant_is_a_config_that_can_be_trained_once_it_has_its_weights(name):
+    for variant in variants(name):
+        config = get_config(name, variant)
+        if (init := config.get("init")) is not None and init["from"] is None:
+            with pytest.raises(SettingsError, match=r"config.init.* is none"):
+                check(config)
+            init["from"] = "runs/any"
+        if config.model.name != "pretrained":
+            check(config)
 
 
 @pytest.mark.parametrize("language", ["fr", "de", "es", "ja", "hi"])

@@ -63,7 +63,7 @@ def test_sounds_and_texts_have_the_names_that_the_config_gives_them(task, monkey
     config = config_file.get_config("tiny")
     config.data.update(sound="spoken", text="words")
     other = make_task(config)
-    with pytest.raises(DataError, match="words"):
+    with pytest.raises(DataError, match="this task reads .spoken"):
         other.refuse_unready()
     monkeypatch.setattr(other.corpus, "split", lambda split: [recorded])
     other.refuse_unready()
