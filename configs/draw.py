@@ -51,7 +51,7 @@ def get_config(arg: str = ""):
         config.data.update(name="emoji/en", text_len=24, height=32, width=32)
         config.tokenizer.vocab_size = 1000
         config.model.update(dim=128, mlp_dim=384, patch_size=4, dropout_rate=0.1)
-        config.train.update(steps=4000, eval_every=500)
+        config.train.update(steps=2500, eval_every=500)
         config.checkpoint.update(every=500, best_metric="mse", best_mode="min")
         config.evaluate.examples = 0
     return _tiny(config) if "tiny" in words else config
