@@ -15,6 +15,8 @@ import numpy as np
 
 TREES_AT_MOST = 64
 """Numbers of an example above which boosted trees take minutes."""
+AXES = 32
+"""Main axes of a view with more numbers than that, which trees of several views read in place of them."""
 EPOCHS = 20
 """Of the MLP whose examples are changed in each; the best one on validation counts."""
 
@@ -57,17 +59,22 @@ def predictions(
         for kind, candidates in kinds.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # at the limit of iterations
-                fitted = [model.fit(values, train.labels) for model in candidates]
-            if len(fitted) > 1:
-                known = validation.views[view], validation.labels
-                fitted.sort(
-                    key=lambda model: model.score(*known), reverse=True
-                )  # the first stays first
-            found[f"{kind}_{view}"] = fitted[0].predict(other.views[view])
+                found[f"{kind}_{view}"] = _best(candidates, view, train, validation, other)
     if changed is not None:
         for view, model in _augmented(train, validation, changed).items():
             found[f"mlp_augmented_{view}"] = model.predict(other.views[view])
     return found
+
+
+def _best(
+    candidates: list[Any], view: str, train: Examples, validation: Examples, other: Examples
+) -> np.ndarray:
+    """Returns what the candidate says of a view that is best on validation, the first of equal ones."""
+    fitted = [model.fit(train.views[view], train.labels) for model in candidates]
+    if len(fitted) > 1:
+        known = validation.views[view], validation.labels
+        fitted.sort(key=lambda model: model.score(*known), reverse=True)
+    return fitted[0].predict(other.views[view])
 
 
 def _augmented(train: Examples, validation: Examples, changed: Changed) -> dict[str, Any]:
@@ -102,13 +109,38 @@ def scores(
       metrics: by name, functions of predicted and true classes.
       changed: of views, how training changes them; see ``predictions``.
     """
-    train, validation, other = (
-        _joined(Examples(*vectors(name))) for name in ("train", "validation", split)
-    )
+    given = [Examples(*vectors(name)) for name in ("train", "validation", split)]
+    found = predictions(*map(_joined, given), changed) | _trees_of_all(*given)
     return {
-        f"{name}_{metric}": float(score(said, other.labels))
-        for name, said in predictions(train, validation, other, changed).items()
+        f"{name}_{metric}": float(score(said, given[-1].labels))
+        for name, said in found.items()
         for metric, score in metrics.items()
+    }
+
+
+def _trees_of_all(train: Examples, validation: Examples, other: Examples) -> dict[str, np.ndarray]:
+    """Returns what boosted trees of several views say, which read the main axes of wide ones."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.pipeline import make_pipeline
+
+    sizes = {name: x.shape[1] for name, x in _numbers(train.views).items()}
+    if len(sizes) < 2 or sum(sizes.values()) <= TREES_AT_MOST:
+        return {}  # those of all numbers are among the predictions
+    ends = np.cumsum(list(sizes.values())).tolist()
+    narrowed = make_column_transformer(
+        *(
+            (
+                TruncatedSVD(AXES, random_state=0) if size > TREES_AT_MOST else "passthrough",
+                slice(end - size, end),
+            )
+            for size, end in zip(sizes.values(), ends, strict=True)
+        )
+    )
+    name = "_and_".join(sizes)
+    candidates = [make_pipeline(narrowed, model) for model in _trees()]
+    return {
+        f"boosted_trees_{name}": _best(candidates, name, *map(_joined, (train, validation, other)))
     }
 
 
@@ -119,7 +151,7 @@ def accuracy(said: np.ndarray, labels: np.ndarray) -> float:
 
 def _joined(examples: Examples) -> Examples:
     """Adds a view of all numbers side by side, if there are several."""
-    numbers = {name: x for name, x in examples.views.items() if x.dtype != object}
+    numbers = _numbers(examples.views)
     if len(numbers) < 2:
         return examples
     name = "_and_".join(numbers)
@@ -127,8 +159,11 @@ def _joined(examples: Examples) -> Examples:
     return Examples(views, examples.labels)
 
 
+def _numbers(views: Views) -> dict[str, np.ndarray]:
+    return {name: x for name, x in views.items() if x.dtype != object}
+
+
 def _of_numbers(size: int) -> dict[str, list[Any]]:
-    from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -141,11 +176,16 @@ def _of_numbers(size: int) -> dict[str, list[Any]]:
         "mlp": _centred_and_scaled(_mlp(128), _mlp(256, 128)),
     }
     if size <= TREES_AT_MOST:
-        found["boosted_trees"] = [
-            HistGradientBoostingClassifier(random_state=0, learning_rate=rate)
-            for rate in (0.1, 0.3)
-        ]
+        found["boosted_trees"] = _trees()
     return found
+
+
+def _trees() -> list[Any]:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return [
+        HistGradientBoostingClassifier(random_state=0, learning_rate=rate) for rate in (0.1, 0.3)
+    ]
 
 
 def _centred_and_scaled(*models: Any) -> list[Any]:

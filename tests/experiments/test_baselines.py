@@ -60,6 +60,26 @@ def test_numbers_that_are_centred_have_a_classifier_of_their_own():
     assert (found["nearest_picture"] == other.labels).all()
 
 
+def test_trees_of_several_views_read_the_main_axes_of_wide_ones():
+    """The class is the sign of a product of a number of the boxes and of what all pixels share."""
+    pattern = RANDOM.normal(size=80)
+
+    def drawn(count):
+        boxes, light = RANDOM.normal(size=(count, 2)), RANDOM.normal(size=count)
+        pixels = light[:, None] * pattern + 0.1 * RANDOM.normal(size=(count, 80))
+        words = np.array(["a"] * count, object)
+        views = {"boxes": boxes, "picture": pixels, "words": words}
+        return views, (boxes[:, 0] * light > 0).astype(np.int64)
+
+    given = {name: drawn(400) for name in ("train", "validation", "test")}
+    found = baselines.scores(given.__getitem__, "test", {"accuracy": baselines.accuracy})
+    assert found["boosted_trees_boxes_and_picture_accuracy"] > 0.9
+    assert found["boosted_trees_boxes_accuracy"] < 0.62
+    alone = {name: ({"picture": views["picture"]}, y) for name, (views, y) in given.items()}
+    scored = baselines.scores(alone.__getitem__, "test", {"accuracy": baselines.accuracy})
+    assert not any("boosted" in name for name in scored)
+
+
 def test_an_mlp_of_changed_examples_knows_what_training_pictures_lack(monkeypatch):
     """A class is how wide a bar is; training has it at one place, and what changes it everywhere."""
     few = {"mlp": baselines._centred_and_scaled(baselines._mlp(32))}
