@@ -100,7 +100,7 @@ def check(config: ConfigDict) -> None:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     for section in _shapes(config.model):
         _check_model(*section)
-    _check_init(section_of(config, "init"))
+    _check_init(section_of(config, "init"), config.model.name == keys.NAME_OF_PRETRAINED)
     _check_tokenizers(section_of(config, "tokenizer"), section_of(config, "init"))
     tasks.find(config.task).check(config)
 
@@ -149,15 +149,18 @@ def _clipped(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_init(init: Mapping[str, Any]) -> None:
+def _check_init(init: Mapping[str, Any], pretrained: bool) -> None:
+    """Checks that a run begins with something where its config says that it does.
+
+    The task of a ``pretrained`` model says itself what it lacks.
+    """
     rules = [name for name in ("take", "rename", "new", "step") if init.get(name)]
     if rules and not init.get("from"):
         raise SettingsError(
             f"config.init.{rules[0]} is {init[rules[0]]!r}, but init.from is none; name the run or the"
             " weights to begin with."
         )
-    # A config that has the key begins with something, or trains what is not worth training.
-    if "from" in init and not init["from"]:
+    if "from" in init and not init["from"] and not pretrained:
         raise SettingsError("config.init.from is none; name the run or the weights to begin with.")
 
 

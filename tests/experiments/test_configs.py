@@ -56,8 +56,6 @@ def test_the_whole_experiment_builds_and_holds_only_values(name):
     config = get_config(name)
     assert isinstance(config, ConfigDict)
     json.dumps(config.to_dict(), allow_nan=False)
-    if "init" in config:
-        config.init["from"] = "runs/any"
     assert train_config(config).steps > train_config(get_config(name, "tiny")).steps
     assert config.data.name != "phrases"
 
@@ -73,12 +71,13 @@ def variants(name):
 def test_every_variant_is_a_config_that_can_be_trained_once_it_has_its_weights(name):
     for variant in variants(name):
         config = get_config(name, variant)
+        if config.model.name == "pretrained":
+            continue  # its checkpoint says what fits
         if (init := config.get("init")) is not None and init["from"] is None:
-            with pytest.raises(SettingsError, match=r"config.init.* is none"):
+            with pytest.raises(SettingsError, match="config.init.* is none"):
                 check(config)
             init["from"] = "runs/any"
-        if config.model.name != "pretrained":
-            check(config)
+        check(config)
 
 
 @pytest.mark.parametrize("language", ["fr", "de", "es", "ja", "hi"])
