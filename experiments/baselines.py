@@ -109,24 +109,26 @@ def scores(
       metrics: by name, functions of predicted and true classes.
       changed: of views, how training changes them; see ``predictions``.
     """
-    given = [Examples(*vectors(name)) for name in ("train", "validation", split)]
-    found = predictions(*map(_joined, given), changed) | _trees_of_all(*given)
+    train, validation, other = (Examples(*vectors(name)) for name in ("train", "validation", split))
+    sizes = {name: x.shape[1] for name, x in _numbers(train.views).items()}
+    train, validation, other = map(_joined, (train, validation, other))
+    found = predictions(train, validation, other, changed)
+    if len(sizes) > 1 and sum(sizes.values()) > TREES_AT_MOST:
+        name = "_and_".join(sizes)
+        found[f"boosted_trees_{name}"] = _best(_narrow_trees(sizes), name, train, validation, other)
     return {
-        f"{name}_{metric}": float(score(said, given[-1].labels))
+        f"{name}_{metric}": float(score(said, other.labels))
         for name, said in found.items()
         for metric, score in metrics.items()
     }
 
 
-def _trees_of_all(train: Examples, validation: Examples, other: Examples) -> dict[str, np.ndarray]:
-    """Returns what boosted trees of several views say, which read the main axes of wide ones."""
+def _narrow_trees(sizes: Mapping[str, int]) -> list[Any]:
+    """Returns boosted trees of views of such sizes side by side, which read the main axes of wide ones."""
     from sklearn.compose import make_column_transformer
     from sklearn.decomposition import TruncatedSVD
     from sklearn.pipeline import make_pipeline
 
-    sizes = {name: x.shape[1] for name, x in _numbers(train.views).items()}
-    if len(sizes) < 2 or sum(sizes.values()) <= TREES_AT_MOST:
-        return {}  # those of all numbers are among the predictions
     ends = np.cumsum(list(sizes.values())).tolist()
     narrowed = make_column_transformer(
         *(
@@ -137,11 +139,7 @@ def _trees_of_all(train: Examples, validation: Examples, other: Examples) -> dic
             for size, end in zip(sizes.values(), ends, strict=True)
         )
     )
-    name = "_and_".join(sizes)
-    candidates = [make_pipeline(narrowed, model) for model in _trees()]
-    return {
-        f"boosted_trees_{name}": _best(candidates, name, *map(_joined, (train, validation, other)))
-    }
+    return [make_pipeline(narrowed, model) for model in _trees()]
 
 
 def accuracy(said: np.ndarray, labels: np.ndarray) -> float:
