@@ -100,8 +100,8 @@ def check(config: ConfigDict) -> None:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     for section in _shapes(config.model):
         _check_model(*section)
-    _check_init(section_of(config, "init"), config.model.name == keys.NAME_OF_PRETRAINED)
     _check_tokenizers(section_of(config, "tokenizer"), section_of(config, "init"))
+    _check_init(section_of(config, "init"), config.model.name == keys.NAME_OF_PRETRAINED)
     tasks.find(config.task).check(config)
 
 
