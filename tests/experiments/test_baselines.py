@@ -62,16 +62,17 @@ def test_numbers_that_are_centred_have_a_classifier_of_their_own():
 
 def test_trees_of_several_views_read_the_main_axes_of_wide_ones():
     """The class is the sign of a product of a number of the boxes and of what all pixels share."""
-    pattern = RANDOM.normal(size=80)
+    random = np.random.default_rng(0)
+    pattern = random.normal(size=80)
 
     def drawn(count):
-        boxes, light = RANDOM.normal(size=(count, 2)), RANDOM.normal(size=count)
-        pixels = light[:, None] * pattern + 0.1 * RANDOM.normal(size=(count, 80))
+        boxes, light = random.normal(size=(count, 2)), random.normal(size=count)
+        pixels = light[:, None] * pattern + 0.1 * random.normal(size=(count, 80))
         words = np.array(["a"] * count, object)
         views = {"boxes": boxes, "picture": pixels, "words": words}
         return views, (boxes[:, 0] * light > 0).astype(np.int64)
 
-    given = {name: drawn(400) for name in ("train", "validation", "test")}
+    given = {name: drawn(1200) for name in ("train", "validation", "test")}
     found = baselines.scores(given.__getitem__, "test", {"accuracy": baselines.accuracy})
     assert found["boosted_trees_boxes_and_picture_accuracy"] > 0.9
     assert found["boosted_trees_boxes_accuracy"] < 0.62
