@@ -80,9 +80,8 @@ def compare(
             than = "" if name == "the run" else f"   less the run: {more}"
             print(f"  {metric:<5}  {name:<15}  {score}{than}")
     ranks = ranks_of(task, params, examples)
-    ones = np.ones(len(ranks))
     for most in _RECALLS:
-        found, chance = ratio(ranks <= most, ones, groups), min(most / len(ranks), 1)
+        found, chance = found_among(most, ranks, groups), chance_among(most, len(ranks))
         print(f"  picture among the first {most} by its caption: {found}, by chance {chance:.3f}")
     print(f"  median rank {np.median(ranks):g}, by chance {(len(ranks) + 1) / 2:g}")
     print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
@@ -129,6 +128,16 @@ def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
     pictures, captions = ([e[name] for e in examples] for name in ("source", "target"))
     likelihoods = log_likelihoods(task, params, pictures, captions)
     return (likelihoods >= np.diagonal(likelihoods)[:, None]).sum(1)
+
+
+def found_among(most: int, ranks: np.ndarray, groups: Sequence[str]) -> Interval:
+    """Returns the share of ranks [n] that are among the first ``most``, with its interval over groups."""
+    return ratio(ranks <= most, np.ones(len(ranks)), groups)
+
+
+def chance_among(most: int, count: int) -> float:
+    """Returns that share by chance, of so many pictures."""
+    return min(most / count, 1)
 
 
 def log_likelihoods(

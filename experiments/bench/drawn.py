@@ -1,4 +1,4 @@
-"""Whether the pictures that a run draws show their captions, by a captioner that learnt from other pictures.
+"""Whether the pictures that a run draws show their captions, by a captioner that has not learnt from these.
 
     python -m experiments.bench.drawn runs/emoji runs/captions --guidance=0 --guidance=1 --guidance=3
 
@@ -16,7 +16,6 @@ import numpy as np
 from crossattn.train.storage import folder
 from experiments import launch
 from experiments.bench import captions
-from experiments.intervals import ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
@@ -66,7 +65,7 @@ def main() -> None:
         )
     params = parameters(drawer, folder(options.run), options.step)
     judge = parameters(captioner, folder(options.captioner))
-    chance = min(_AMONG / len(texts), 1)
+    chance = captions.chance_among(_AMONG, len(texts))
     print(f"{len(texts)} captions; among the first {_AMONG} by chance {chance:.3f}")
     feature = drawer.features["image"]
     small = [pixels(feature.prepare(example["source"])) for example in examples]
@@ -81,7 +80,7 @@ def _print(
 ) -> None:
     shown = [{**each, "source": own} for each, own in zip(examples, found, strict=True)]
     ranks = captions.ranks_of(captioner, params, shown)
-    share = ratio(ranks <= _AMONG, np.ones(len(ranks)), [each["group"] for each in examples])
+    share = captions.found_among(_AMONG, ranks, [each["group"] for each in examples])
     print(f"{name:<16} {share}   median rank {np.median(ranks):g}", flush=True)
 
 
