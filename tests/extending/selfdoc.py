@@ -6,7 +6,7 @@
 
     L1 = L  + softmax(q(n(L))  k(n(V))^T  / sqrt(H)) v(n(L))        V1 likewise, L and V exchanged
     L2 = L1 + softmax(q(n(L1)) k(n(V1))^T / sqrt(H)) v(n(V1))       V2 likewise
-    L' = L2 + f(n(L2));  F = norm(g L' + (1 - g) V'),  g = sigmoid(w [L'; V'] + b)
+    L' = L2 + f(n(L2));  F = norm(g n(L') + (1 - g) n(V')),  g = sigmoid(w [n(L'); n(V')] + b)
 
 Source: Li et al. 2021, "SelfDoc: Self-Supervised Document Representation Learning", whose texts and pictures
 are vectors of frozen encoders too.
@@ -43,6 +43,7 @@ class Side(nnx.Module):
         self.reading = Block(
             cross=shape.cross_attention(rngs, **reads), feedforward=shape.feedforward(rngs)
         )
+        self.output_norm = shape.normalise(rngs)
 
     def encode(self, features, boxes, valid):
         """Vectors [*B R D] of features [*B R E] and boxes [*B R 4]; ``valid`` [*B R] is False for padding."""
@@ -79,5 +80,6 @@ class SelfDoc(nnx.Module):
         L, V = text.encode(texts, boxes, valid), picture.encode(pictures, boxes, valid)
         L, V = text.agree(L, picture, V, valid), picture.agree(V, text, L, valid)
         L, V = text.read(L, picture, V, valid), picture.read(V, text, L, valid)
+        L, V = text.output_norm(L), picture.output_norm(V)
         gate = jax.nn.sigmoid(self.gate(jnp.concatenate([L, V], axis=-1)))
         return self.output.logits(self.norm(gate * L + (1 - gate) * V))

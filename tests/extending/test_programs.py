@@ -160,6 +160,7 @@ def in_float64(params, texts, pictures, boxes, valid):
             x = oracle.norm(side["norm"], x)[None]
             sides.append(oracle.block(side["stack"]["layers"]["0"], x, act="gelu"))
         L, V, *_ = in_numpy(p, *sides)
+        L, V = oracle.norm(p["text"]["output_norm"], L), oracle.norm(p["picture"]["output_norm"], V)
         gate = 1 / (1 + np.exp(-dense(p["gate"], np.concatenate([L, V], -1))))
         x = oracle.norm(p["norm"], gate * L + (1 - gate) * V)
         found[row, there] = dense(p["output"]["linear"], x)[0]
