@@ -14,9 +14,6 @@ off the loss where they overlap with the text by at most so much. --plot and --h
 the learning curves.
 """
 
-import base64
-import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     if picture is not None:
         viz.save(figure, picture)
     if page is not None:
-        write_whole(page, as_page(tables, figure, drawn))
+        write_whole(page, report.page("Runs compared", tables, figure, drawn))
     return 0
 
 
@@ -173,11 +170,13 @@ def differences(
     Raises:
       Refused: two runs were evaluated on other examples.
     """
-    (first, known), *others = runs.items()
+    first, *others = runs
     rows: list[tuple[str, ...]] = [("run", "metric", "score or difference", "said")]
-    for name, run in others:
-        found = _paired(known.results.get(split, {}), run.results.get(split, {}), first, name)
-        for metric, interval in found.items():
+    for name in others:
+        found = _paired({which: runs[which].results.get(split, {}) for which in (first, name)})
+        if found is None:
+            rows.append((name, "loss", "", "of other tokens: not compared"))
+        for metric, interval in (found or {}).items():
             rows.append((name, metric, str(interval), said(interval)))
     texts = texts_of({name: run.results.get(split, {}) for name, run in runs.items()})
     if texts is not None:
@@ -185,16 +184,18 @@ def differences(
     return rows
 
 
-def _paired(
-    first: Mapping[str, Any], second: Mapping[str, Any], *names: str
-) -> dict[str, Interval]:
-    one, other = (results.get("examples") or {} for results in (first, second))
+def _paired(results: Mapping[str, Any]) -> dict[str, Interval] | None:
+    """Returns what the second of two results has more than the first; None where its tokens are others."""
+    one, other = (each.get("examples") or {} for each in results.values())
     if not one or not other:
         return {}
-    if any(one.get(key) != other.get(key) for key in ("weight", "group")):
+    same = one.get("weight") == other.get("weight")
+    if one.get("group") != other.get("group") or not (same or texts_of(results)):
         raise launch.Refused(
-            f"{names[0]} and {names[1]} were evaluated on other examples; evaluate both on the same split."
+            f"{' and '.join(results)} were evaluated on other examples; evaluate both on the same split."
         )
+    if not same:
+        return None
     return {
         metric: difference(one[metric], other[metric], one["weight"], one.get("group"))
         for metric in one.keys() & other.keys() - {"weight", "group"}
@@ -262,38 +263,6 @@ def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem }
-table { border-collapse: collapse; display: block; overflow-x: auto }
-td, th { border-bottom: 1px solid #8884; padding: .3rem .8rem; text-align: left; white-space: nowrap }
-img { max-width: 100%; background: white } :root { color-scheme: light dark }"""
-
-
-def as_page(
-    tables: Mapping[str, Sequence[Sequence[str]]], figure: Any, drawn: str = "Learning curves"
-) -> str:
-    """Returns one HTML page with the tables and the figure inside, under the title ``drawn``."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150, facecolor="white")
-    picture = base64.b64encode(file.getvalue()).decode()
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Runs compared</title>",
-        f"<style>{_STYLE}</style><h1>Runs compared</h1>",
-    ]
-    for title, rows in tables.items():
-        if len(rows) < 2:
-            continue
-        head, *body = (
-            "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row)
-            for row, kind in zip(rows, ["th"] + ["td"] * (len(rows) - 1), strict=True)
-        )
-        lines = "".join(f"<tr>{line}</tr>" for line in (head, *body))
-        parts.append(f"<h2>{html.escape(title)}</h2><table>{lines}</table>")
-    parts.append(
-        f'<h2>{drawn}</h2><img alt="{drawn.lower()}" src="data:image/png;base64,{picture}">'
-    )
-    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""Results of launchers, as tables and as JSON."""
+"""Results of launchers, as tables, as a page and as JSON."""
 
+import base64
+import html
+import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +10,10 @@ from typing import Any
 from crossattn.train import processes
 from crossattn.train.storage import Folder, write_whole
 
+_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+td, th { border-bottom: 1px solid #8884; padding: .3rem .8rem; text-align: left; white-space: nowrap }
+img { max-width: 100%; background: white } :root { color-scheme: light dark }"""
 _LISTS = ("samples", "examples", "chunks")  # which are in the file alone
 
 
@@ -35,6 +42,30 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     ]
     lines.insert(1, " | ".join("-" * width for width in widths))
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def page(title: str, tables: Mapping[str, Sequence[Sequence[str]]], figure: Any, drawn: str) -> str:
+    """Returns one HTML page with tables, those that have more than a head, and a figure titled ``drawn``."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, facecolor="white")
+    picture = base64.b64encode(file.getvalue()).decode()
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
+        f"<style>{_STYLE}</style><h1>{title}</h1>",
+    ]
+    for heading, rows in tables.items():
+        if len(rows) < 2:
+            continue
+        head, *body = (
+            "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row)
+            for row, kind in zip(rows, ["th"] + ["td"] * (len(rows) - 1), strict=True)
+        )
+        lines = "".join(f"<tr>{line}</tr>" for line in (head, *body))
+        parts.append(f"<h2>{html.escape(heading)}</h2><table>{lines}</table>")
+    parts.append(
+        f'<h2>{drawn}</h2><img alt="{drawn.lower()}" src="data:image/png;base64,{picture}">'
+    )
+    return "\n".join(parts) + "\n"
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from configs import rnn_translation
 from crossattn.data.sources import phrases
 from crossattn.train.errors import TrainError
 from crossattn.train.records import read_run
-from experiments import compare, launch, text_scores
+from experiments import compare, launch, report, text_scores
 from experiments.tasks import make_task
 
 
@@ -187,6 +187,18 @@ def test_runs_on_other_examples_are_refused(runs):
         compare.differences(runs, "test")
 
 
+def test_of_runs_with_other_tokenizers_the_texts_alone_are_compared(runs):
+    own = runs["b"].results["test"]
+    own["examples"]["weight"] = [2 * weight for weight in own["examples"]["weight"]]
+    del runs["c"]  # which has no texts
+    rows = [row for row in compare.differences(runs, "test") if row[0] == "b"]
+    assert ("b", "loss", "", "of other tokens: not compared") in rows
+    assert [row[1] for row in rows if "of other" not in row[3]] == ["BLEU", "chrF2"]
+    del own["samples"]  # without texts nothing says that the examples are the same
+    with pytest.raises(launch.Refused, match="a and b were evaluated on other examples"):
+        compare.differences(runs, "test")
+
+
 def test_curves_have_bands_of_members_and_an_unknown_metric_is_refused(runs):
     figure = compare.curves(runs, "loss")
     axes = figure.axes[0]
@@ -196,9 +208,10 @@ def test_curves_have_bands_of_members_and_an_unknown_metric_is_refused(runs):
 
 
 def test_the_page_has_tables_and_picture_inside(runs):
-    page = compare.as_page({"<Scores>": [("run", "x"), ("a&b", "1")]}, compare.curves(runs, "loss"))
+    tables = {"<Scores>": [("run", "x"), ("a&b", "1")], "Empty": [("run", "x")]}
+    page = report.page("Runs", tables, compare.curves(runs, "loss"), "Curves")
     assert "&lt;Scores&gt;" in page and "a&amp;b" in page and "data:image/png;base64," in page
-    assert "http" not in page
+    assert "http" not in page and "Empty" not in page
 
 
 @pytest.mark.parametrize(
