@@ -5,7 +5,8 @@
 BLEU, chrF and CIDEr in each language of the run's captions, of the captions of the nearest training pictures
 (L2 distance of prepared pixels), and of the most frequent training caption, with intervals of 95 % by a
 bootstrap over families. Then, for each caption, the rank of its picture among all pictures of the split by
-the likelihood of the caption, ties counted against it, and the expected rank by chance.
+the likelihood of the caption, ties counted against it, and the expected rank by chance. Of several seeds that
+were trained as one, each is scored, and then the ranks by the mean of their log-likelihoods: an ensemble.
 """
 
 import time
@@ -24,7 +25,7 @@ from crossattn.train.storage import folder
 from experiments import launch
 from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.options import Options
-from experiments.runs import parameters, task_of
+from experiments.runs import members_of, parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
@@ -47,9 +48,16 @@ def main() -> None:
     task = task_of(workdir)
     if not isinstance(task, CaptioningTask):
         parser.error(f"the run in {workdir} is a {task.config.task}; expected a captioning.")
-    params = parameters(task, workdir, options.step)
+    members = list(members_of(task.config)) or [None]
+    each = {member: parameters(task, workdir, options.step, member) for member in members}
     for language, examples in by_language(task, options.split, options.limit).items():
-        compare(task, params, language, examples, options.num_beams)
+        found = [
+            compare(task, params, language, examples, options.num_beams, member)
+            for member, params in each.items()
+        ]
+        if len(found) > 1:
+            print(f"{language or 'captions'}, the mean of {len(found)} seeds' log-likelihoods")
+            print_found(ranks(np.mean(found, 0)), examples)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
@@ -61,9 +69,14 @@ def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, li
 
 
 def compare(
-    task: Any, params: Any, language: str, examples: Sequence[dict], num_beams: int | None
-) -> None:
-    """Prints the table of one language."""
+    task: Any,
+    params: Any,
+    language: str,
+    examples: Sequence[dict],
+    num_beams: int | None,
+    member: str | None = None,
+) -> np.ndarray:
+    """Prints the table of one language, and returns its ``log_likelihoods``."""
     train = by_language(task, "train")[language]
     begun = time.perf_counter()
     examples, written = task.texts(params, examples, num_beams)
@@ -74,17 +87,26 @@ def compare(
     }
     groups = [example["group"] for example in examples]
     right = [task.text_of(example) for example in examples]
-    print(f"{language or 'captions'}: {len(examples)} pictures in {len(set(groups))} families")
+    name = ", ".join(filter(None, (language or "captions", member)))
+    print(f"{name}: {len(examples)} pictures in {len(set(groups))} families")
     for metric, (scores, differences) in of_captions(list(rows.values()), right, groups).items():
         for name, score, more in zip(rows, scores, differences, strict=True):
             than = "" if name == "the run" else f"   less the run: {more}"
             print(f"  {metric:<5}  {name:<15}  {score}{than}")
-    ranks = ranks_of(task, params, examples)
+    likelihoods = of_pairs(task, params, examples)
+    print_found(ranks(likelihoods), examples)
+    print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+    return likelihoods
+
+
+def print_found(ranks: np.ndarray, examples: Sequence[dict]) -> None:
+    """Prints how many pictures are among the first by their captions, from ranks [n]."""
+    groups = [example["group"] for example in examples]
     for most in _RECALLS:
         found, chance = found_among(most, ranks, groups), chance_among(most, len(ranks))
         print(f"  picture among the first {most} by its caption: {found}, by chance {chance:.3f}")
-    print(f"  median rank {np.median(ranks):g}, by chance {(len(ranks) + 1) / 2:g}")
-    print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+    median, chance = np.median(ranks), (len(ranks) + 1) / 2
+    print(f"  median rank {median:g}, by chance {chance:g}", flush=True)
 
 
 def of_captions(
@@ -125,9 +147,18 @@ def most_frequent(task: Any, train: Sequence[dict]) -> str:
 
 def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
     """Returns ranks [n], from 1, of each picture among all by the likelihood of its caption."""
-    pictures, captions = ([e[name] for e in examples] for name in ("source", "target"))
-    likelihoods = log_likelihoods(task, params, pictures, captions)
+    return ranks(of_pairs(task, params, examples))
+
+
+def ranks(likelihoods: np.ndarray) -> np.ndarray:
+    """Returns ranks [n] from likelihoods [captions pictures] of which the diagonal is of pairs."""
     return (likelihoods >= np.diagonal(likelihoods)[:, None]).sum(1)
+
+
+def of_pairs(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
+    """Returns ``log_likelihoods`` of the captions of examples given each of their pictures."""
+    pictures, captions = ([e[name] for e in examples] for name in ("source", "target"))
+    return log_likelihoods(task, params, pictures, captions)
 
 
 def found_among(most: int, ranks: np.ndarray, groups: Sequence[str]) -> Interval:

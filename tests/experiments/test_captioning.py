@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,26 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     assert ranks.tolist() == [
         (row >= x - 1e-6).sum() for row, x in zip(expected, own, strict=False)
     ]
+
+
+@pytest.mark.slow
+def test_seeds_are_ranked_one_by_one_and_by_their_mean(tmp_path, monkeypatch, capsys):
+    package("pycocoevalcap", "captions")
+    config = emoji_captions.get_config("tiny")
+    config.train.update(steps=2, seeds=2)
+    train.run(config, tmp_path)
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["captions", str(tmp_path), "--split=validation", "--limit=6"])
+    bench.main()
+    said, task = capsys.readouterr().out, make_task(config, tmp_path / "assets")
+    for language, examples in bench.by_language(task, "validation", 6).items():
+        each = [
+            bench.of_pairs(task, parameters(task, tmp_path, member=member), examples)
+            for member in ("seed_0", "seed_1")
+        ]
+        told = re.findall(rf"^{language},? .*?median rank ([\d.]+),", said, re.S | re.M)
+        expected = [*each, (each[0] + each[1]) / 2]
+        assert told == [f"{np.median(bench.ranks(own)):g}" for own in expected]
 
 
 @pytest.mark.slow
