@@ -133,7 +133,7 @@ def _batches(
         encoded.widths,
         multiple=multiple,
         fractions=FRACTIONS,
-        same_rows=encoded.stacked,
+        same_rows=bool(encoded.stacked),
     )
     layouts = plan_buckets(every, lengths, buckets=buckets, rng=None)
     mine = (layout.shard(process_index, process_count) for layout in layouts)

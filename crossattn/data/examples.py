@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ class FeatureExamples:
 
     Attributes:
         widths: the greatest lengths of the features that have one.
-        stacked: whether any feature is of a fixed size.
+        stacked: the names of the features that are of a fixed size.
         example: the index in the source of each.
         unreadable: the indices of those that were left out of their batches, because a feature skips values
             that it cannot read.
@@ -52,10 +53,11 @@ class FeatureExamples:
         if cache_mib < 0:
             raise DataError(f"cache_mib is {cache_mib}; expected 0 or more")
         self._cache: dict[int, dict[str, np.ndarray]] = {}
+        self._keeping = threading.Lock()  # several iterators may fill one cache
         self._free = cache_mib * 2**20
         self._source, self._features, self._drop = source, dict(features), truncation == "drop"
         self.widths = widths_of(features)
-        self.stacked = len(self.widths) < len(features)
+        self.stacked = tuple(name for name in features if name not in self.widths)
         self.example = np.arange(len(source))
         self._lengths = {name: np.full(len(source), _UNKNOWN, np.int32) for name in self.widths}
         self._told = self._any_read = False
@@ -134,9 +136,10 @@ class FeatureExamples:
     def _keep(self, index: int, prepared: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Puts copies of a prepared example into the cache if it has room, and returns the example."""
         size = sum(np.asarray(value).nbytes + _BESIDE for value in prepared.values())
-        if size <= self._free:
-            self._cache[index] = {name: np.array(value) for name, value in prepared.items()}
-            self._free -= size
+        with self._keeping:
+            if size <= self._free and index not in self._cache:
+                self._cache[index] = {name: np.array(value) for name, value in prepared.items()}
+                self._free -= size
         return prepared
 
     def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -130,13 +130,7 @@ def feature_batches(
         DataError: an option is out of range, or a feature cannot be packed; and when a batch is made, an
             example is wrong, or none is short enough.
     """
-    prepared = FeatureExamples(examples, features, truncation, cache_mib)
-    stacked = [name for name in features if name not in prepared.widths]
-    if stacked and batching.get("mode", "pack") == "pack":
-        raise DataError(
-            f"{', '.join(stacked)} cannot be packed, being of a fixed size; take mode 'bucket' or 'pad'"
-        )
-    return train_batches(prepared, **batching)
+    return train_batches(FeatureExamples(examples, features, truncation, cache_mib), **batching)
 
 
 def train_batches(
@@ -154,7 +148,7 @@ def train_batches(
     """Returns batches of prepared examples, or of examples and their features, as `make_train_iterator` does.
 
     Raises:
-        DataError: an option is out of range.
+        DataError: an option is out of range, or an example has values that cannot be packed.
     """
     if mode not in ("pack", "bucket", "pad"):
         raise DataError(f"mode is {mode!r}; expected 'pack', 'bucket' or 'pad'")
@@ -164,10 +158,15 @@ def train_batches(
     if window < 1:
         raise DataError(f"window is {window}; expected at least 1 example")
     widths = encoded.widths
+    if mode == "pack" and encoded.stacked:
+        raise DataError(
+            f"{', '.join(encoded.stacked)} cannot be packed, being of a fixed size; take mode 'bucket' or"
+            " 'pad'"
+        )
     if mode == "pack":
         plan = functools.partial(plan_packed, rows=batch_size, widths=widths)
     elif mode == "bucket":
-        buckets = length_buckets(batch_size, widths, same_rows=encoded.stacked)
+        buckets = length_buckets(batch_size, widths, same_rows=bool(encoded.stacked))
         plan = functools.partial(plan_buckets, buckets=buckets)
     else:
         plan = functools.partial(plan_buckets, buckets=[Bucket(batch_size, widths)])

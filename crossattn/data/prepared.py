@@ -8,7 +8,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
@@ -55,7 +55,7 @@ class Prepared:
     checksum: int
     known: Bool[np.ndarray, " examples"] | None = None
 
-    stacked = False
+    stacked: ClassVar[tuple[str, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -15,7 +15,7 @@ import numpy as np
 from crossattn import decode, functional, models
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.packing import Layout
-from crossattn.data.pipeline import EvalBatches, feature_batches, feature_eval_batches
+from crossattn.data.pipeline import EvalBatches, feature_eval_batches, train_batches
 from crossattn.train.config import TrainIterator
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from crossattn.train.storage import Folder
@@ -30,7 +30,7 @@ from experiments.tasks.protocols import lacking
 Sums = dict[str, jax.Array]
 
 CACHE_MIB = 128
-"""MiB of prepared examples that each training iterator, and each evaluated split, keeps."""
+"""MiB of prepared examples that training, and each evaluated split, keeps."""
 
 
 class Task:
@@ -41,7 +41,7 @@ class Task:
       headline: the metric that compares models, and whether "min" or "max" of it is best.
       sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
       memory: values of a batch that the model reads by cross-attention; those of blind models are 0.
-      mode, truncation: options of ``feature_batches`` for training: pad, bucket or pack; cut or drop.
+      mode, truncation: options of training batches, see ``pipeline``: pad, bucket or pack; cut or drop.
       gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
       asks: protocol that the model keeps, see ``protocols``; None is none.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
@@ -105,7 +105,20 @@ class Task:
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """Returns one process's share of the rows of every batch, from the start of the data."""
-        return self.train_batches(self.examples("train"), self.features, (shard_index, shard_count))
+        return self.train_batches(self._kept, (shard_index, shard_count))
+
+    def trained(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Returns the examples that are trained on, and their features."""
+        return self.examples("train"), self.features
+
+    @cached_property
+    def _kept(self) -> FeatureExamples:
+        """The examples that are trained on, prepared once for the iterators of all seeds."""
+        return self.prepared(*self.trained())
+
+    def prepared(self, examples: Any, features: Mapping[str, Any]) -> FeatureExamples:
+        """Returns examples to train on, with a cache."""
+        return FeatureExamples(examples, features, self.truncation, CACHE_MIB)
 
     def train_iterators(
         self, seeds: Sequence[int], shard_index: int, shard_count: int
@@ -118,20 +131,17 @@ class Task:
         self.config.seed = before
         return found
 
-    def train_batches(
-        self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
-    ) -> Any:
-        """Returns ``feature_batches`` with the batch size, seed and mesh of the config.
+    def train_batches(self, examples: FeatureExamples, shard: tuple[int, int]) -> Any:
+        """Returns batches of examples, with the batch size, seed and mesh of the config.
 
         Args:
-          examples, features: see ``feature_batches``.
+          examples: see ``prepared``.
           shard: index and number of the processes.
-          options: changes of the usual values.
         """
-        usual: dict[str, Any] = self.batching(*shard)
-        usual |= dict(mode=self.mode, truncation=self.truncation, cache_mib=CACHE_MIB)
-        usual["batch_multiple"] = row_shares(config_mesh(self.config))
-        return feature_batches(examples, features, **usual | options)
+        shares = row_shares(config_mesh(self.config))
+        return train_batches(
+            examples, mode=self.mode, batch_multiple=shares, **self.batching(*shard)
+        )
 
     def batching(self, shard_index: int, shard_count: int) -> dict[str, Any]:
         """Returns arguments of every training iterator: batch size, seed and share of the process."""

@@ -102,20 +102,19 @@ class CaptioningTask(WritesText):
         chosen = self._prepared() | {"unreadable": data.get("unreadable", "refuse")}
         return {"source": Image(data.height, data.width, **chosen), "target": text}
 
-    def train_iterator(self, shard_index: int, shard_count: int):
+    def trained(self) -> tuple[Sequence[Any], dict[str, Any]]:
         packed = self.config.data.get("row_len") is not None
-        examples = self._by_picture() if packed else self.examples("train")
-        return self.train_batches(examples, self._trained, (shard_index, shard_count))
+        return self._by_picture() if packed else self.examples("train"), self._of_rows
 
     @property
-    def _trained(self) -> dict[str, Any]:
+    def _of_rows(self) -> dict[str, Any]:
         """The features of training, where a row may have several captions of a picture."""
         row_len = self.config.data.get("row_len")
         packed = {"target": PackedTexts(self.features["target"], row_len)} if row_len else {}
         return self.features | packed
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return shapes_of(feature_batch(self._trained, self.config.data.batch_size))
+        return shapes_of(feature_batch(self._of_rows, self.config.data.batch_size))
 
     def _by_picture(self) -> Sequence[dict[str, Any]]:
         """Groups the renamed training examples by picture, one caption of each language in a group."""

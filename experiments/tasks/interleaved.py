@@ -178,7 +178,7 @@ class InterleavedTask(base.Task):
 
     def train_iterator(self, shard_index: int, shard_count: int) -> Any:
         rows = self.rows("train").ending(self.config.data.examples - 1, self.config.seed)
-        return self.train_batches(rows, self._of_rows, (shard_index, shard_count))
+        return self.train_batches(self.prepared(rows, self._of_rows), (shard_index, shard_count))
 
     def evaluated(self, split: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return self.rows(split).once(self.config.data.examples), self._of_rows

@@ -2,10 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from configs import emoji_captions, emoji_group, speech
+from crossattn.data.examples import FeatureExamples
 from crossattn.train.records import read_run
 from experiments import launch
+from experiments.tasks import make_task
 from experiments.train import split_sweep
 from tests.conftest import with_devices
 from tests.experiments.conftest import ROOT
@@ -23,6 +27,33 @@ def test_a_sweep_is_one_program_where_shapes_stay():
 def test_a_sweep_that_is_none_is_refused(sweeps):
     with pytest.raises(launch.Refused, match="--sweep"):
         split_sweep(sweeps)
+
+
+@pytest.mark.parametrize("module", [emoji_group, emoji_captions, speech])
+def test_seeds_prepare_an_example_once_and_have_the_batches_of_each_alone(module, monkeypatch):
+    config, prepared = module.get_config("tiny"), []
+    one = FeatureExamples._prepared
+    monkeypatch.setattr(
+        FeatureExamples,
+        "_prepared",
+        lambda self, example: prepared.append(example["id"]) or one(self, example),
+    )
+    task = make_task(config)
+    both = task.train_iterators([0, 1], 0, 1)
+    epoch = -(-both[0].examples // config.data.batch_size)
+    asked = len(prepared)  # by fingerprints
+    found = [[next(iterator) for iterator in both] for _ in range(epoch)]
+    # Two threads may prepare one example at the same time; 2 times as many would be no sharing.
+    assert len(prepared) - asked <= 1.2 * both[0].examples
+    for seed in (0, 1):
+        config.seed = seed
+        (alone,) = make_task(config).train_iterators([seed], 0, 1)
+        for batches in found:
+            own = next(alone)
+            assert all(np.array_equal(own[name], x) for name, x in batches[seed].items())
+        alone.close()
+    for iterator in both:
+        iterator.close()
 
 
 @pytest.mark.slow
