@@ -150,15 +150,15 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
     return found
 
 
-def parent(name: str) -> Any:
+def parent(name: str, steps: int | None = None) -> Any:
     """Returns the config of the run that a row begins with; None if it begins with random parameters."""
     stem, _, variant = name.partition(", ")[0].partition(":")
     module = importlib.import_module(f"configs.{stem}")
     if variant not in (parents := getattr(module, "ZOO_PARENT", {})):
         return None
-    before, steps = parents[variant]
-    config = _small(module, before, steps)
-    config.train.log_every = config.checkpoint.every = steps
+    before, usual = parents[variant]
+    config = _small(module, before, steps or usual)
+    config.train.log_every = config.checkpoint.every = config.train.steps
     return config
 
 
@@ -199,7 +199,7 @@ def _row(name: str, config: Any, seeds: int) -> Row:
     row, begun = Row(name, config.train.steps, config.task), time.process_time()
     try:
         with tempfile.TemporaryDirectory() as workdir:
-            if (before := parent(name)) is not None:
+            if (before := parent(name, _STEPS.value)) is not None:
                 with contextlib.redirect_stdout(sys.stderr):
                     ended = train.run(before, folder(workdir))
                 if ended.status == "interrupted":

@@ -26,6 +26,8 @@ def test_every_config_is_a_row_or_is_the_same_as_one():
             config.init["from"] = "runs/parent"
         check(config)
     assert zoo.parent("transfer:de").data.name == "phrases/ja-en"
+    few = zoo.parent("transfer:de", 3)  # --steps=3
+    assert few.train.steps == few.checkpoint.every == 3 < zoo.parent("transfer:de").train.steps
     joined = zoo._joined(found)
     assert "t5_11b, t5_1b:span_corruption" in joined and "libreoffice" in joined
     names = [name for together in joined for name in together.split(", ")]
