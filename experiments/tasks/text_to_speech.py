@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Float
 
 from crossattn import decode
+from crossattn.data.errors import DataError
 from crossattn.data.features import Letters, Vectors
-from crossattn.data.features.sound import samples_of
-from crossattn.data.mel import HOP, RATE, log_mel
+from crossattn.data.features.sound import frames_of
+from crossattn.data.mel import HOP, RATE
 from crossattn.nn.sublayers import split
 from crossattn.train.alignment_losses import diagonal_attention, relative_distance
 from crossattn.train.sharding import everywhere, mesh_of
@@ -148,7 +149,10 @@ class TextToSpeechTask(base.Task):
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
         sound, text = (example[name] for name in SpeechData.names(self.config.data))
-        target = self.grouped(log_mel(samples_of(sound), self.model_config.mels))
+        try:
+            target = self.grouped(frames_of(sound, self.model_config.mels))
+        except DataError as error:
+            raise DataError(f"example {example['id']}: {error}") from None
         found = {"id": example["id"], "source": text, "target": target}
         if not self._timed:
             return found

@@ -57,6 +57,31 @@ def test_groups_hold_the_frames_of_the_recording_and_the_ids_those_of_its_letter
     assert ids[-1] == 1 and [task.letters.letters[i - 2] for i in ids[:-1]] == list("bad cab")
 
 
+@pytest.mark.parametrize(
+    ("sound", "complaint"),
+    [
+        (np.zeros(0, np.float32), "0 samples of sound; expected 160 or more"),
+        (np.zeros(159, np.float32), "159 samples of sound; expected 160 or more"),
+        (np.full(400, np.nan, np.float32), "NaN or infinite"),
+        (b"no sound", "cannot be read as sound"),
+    ],
+)
+def test_a_recording_that_is_none_is_one_line_with_its_name(monkeypatch, sound, complaint):
+    task = make_task(config_file.get_config("tiny"))
+    source = [{"id": "prompt-7", "text": "bad", "audio": sound}]
+    monkeypatch.setattr(task.corpus, "split", lambda name: source)
+    with pytest.raises(DataError, match=f"example prompt-7: .*{complaint}"):
+        task.examples("train")
+
+
+def test_silence_is_frames_of_one_level(monkeypatch):
+    task = make_task(config_file.get_config("tiny"))
+    source = [{"id": "silence", "text": "bad", "audio": np.zeros(4000, np.float32)}]
+    monkeypatch.setattr(task.corpus, "split", lambda name: source)
+    (example,) = task.examples("train")
+    assert len(example["target"]) == 7 and np.ptp(example["target"]) == 0  # of 4 frames each
+
+
 def test_sounds_and_texts_have_the_names_that_the_config_gives_them(task, monkeypatch, tmp_path):
     own = task.corpus.split("validation")[0]
     recorded = {"id": "a", "spoken": written(own["audio"], tmp_path), "words": own["text"]}

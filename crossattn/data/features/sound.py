@@ -42,12 +42,7 @@ class Sound(Feature):
         Raises:
             DataError: it cannot be read, is no sound, or is shorter than a frame.
         """
-        samples = samples_of(value)
-        if len(samples) < HOP:
-            raise DataError(
-                f"{len(samples)} samples of sound; expected {HOP} or more, {1000 * HOP // RATE} ms"
-            )
-        return log_mel(samples[: self.max_length * HOP], self.mels)
+        return frames_of(value, self.mels, self.max_length)
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,22 @@ class SoundWindow(Feature):
         window = np.zeros((self.length, self.mels), np.float32)
         window[:frames] = log_mel(samples, self.mels, silence=WINDOW)[:frames]
         return window
+
+
+def frames_of(
+    value: Any, mels: int, longest: int | None = None
+) -> Float[np.ndarray, "frames mels"]:
+    """Returns the frames of a sound, or of its beginning of at most ``longest`` frames.
+
+    Raises:
+        DataError: it cannot be read, is no sound, or is shorter than a frame.
+    """
+    samples = samples_of(value)
+    if len(samples) < HOP:
+        raise DataError(
+            f"{len(samples)} samples of sound; expected {HOP} or more, {1000 * HOP // RATE} ms"
+        )
+    return log_mel(samples if longest is None else samples[: longest * HOP], mels)
 
 
 def samples_of(value: Any) -> Float[np.ndarray, " samples"]:
