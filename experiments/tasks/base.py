@@ -241,6 +241,17 @@ class Task:
         """
         return {}
 
+    def of_examples(self, values: Callable, params: Any, split: str) -> np.ndarray:
+        """Returns numbers [k examples] of a split; ``values(params, batch)`` are k arrays [rows]."""
+        mesh, call = mesh_of(params), jax.jit(values)
+        count, found = len(self.examples(split)), None
+        for item in self.numbered_batches(split, mesh):
+            rows = item.indices >= 0
+            own = np.stack(jax.device_get(call(params, spread_batch(item.batch, mesh))))
+            found = np.zeros((len(own), count)) if found is None else found
+            found[:, item.indices[rows]] = own[:, rows]
+        return np.zeros((0, count)) if found is None else found
+
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of baselines on a split, as NAME_METRIC; {} is none."""
         return {}

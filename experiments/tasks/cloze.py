@@ -18,7 +18,6 @@ import numpy as np
 from crossattn.data.sources import SPLITS
 from crossattn.data.sources.cloze import BLANK, NAMES
 from crossattn.train.losses import token_losses
-from crossattn.train.sharding import mesh_of, spread_batch
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
 from experiments.tasks.texts import TextTask
@@ -125,14 +124,9 @@ class ClozeTask(TextTask):
 
     def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
         """Returns loss and exact match of each question; a group is a page."""
-        examples, mesh = self.examples(split), mesh_of(params)
-        found, call = np.zeros((2, len(examples))), jax.jit(self._answers)
-        for item in self.numbered_batches(split, mesh):
-            rows = item.indices >= 0
-            own = np.stack(jax.device_get(call(params, spread_batch(item.batch, mesh))))
-            found[:, item.indices[rows]] = own[:, rows]
-        group = [str(each["id"]).partition("#")[0] for each in examples]
-        nll, right = found.tolist()
+        nll, right = self.of_examples(self._answers, params, split).tolist()
+        examples = self.examples(split)
+        group = [str(examples[i]["id"]).partition("#")[0] for i in range(len(examples))]
         return {"group": group, "weight": [1.0] * len(group), "nll": nll, "exact_match": right}
 
     def _answers(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ from crossattn.decode.config import right_aligned
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
-from experiments.tasks.texts import TextTask
+from experiments.tasks.texts import TextTask, sums_of_rows
 
 _ROWS = 32  # texts that are continued together
 
@@ -30,13 +30,15 @@ class LanguageModelTask(TextTask):
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         model = self.bind(params)
-        hidden = model.hidden(
+        return self.cross_entropy(model, self._hidden(model, batch, key), batch)
+
+    def _hidden(self, model: Any, batch: Any, key: jax.Array | None) -> jax.Array:
+        return model.hidden(
             batch["target_in"],
             segment_ids=batch["target_segment_ids"],
             positions=batch["target_positions"],
             key=key,
         )
-        return self.cross_entropy(model, hidden, batch)
 
     def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
         """Returns the losses of a split, and ``bits_per_byte``, which other tokenizers can be held to.
@@ -51,6 +53,15 @@ class LanguageModelTask(TextTask):
                 texts = [ids[segments == i].tolist() for i in range(1, segments.max() + 1)]
                 size += sum(len(x.encode()) for x in self.corpus.tokenizer.decode_batch(texts))
         return results | {"bits_per_byte": bits / size}
+
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns the loss of each text without smoothing, times its tokens; a group is a file."""
+        return self.losses_of_texts(self._losses, params, split)
+
+    def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        model = self.bind(params)
+        logits = model.logits(self._hidden(model, batch, None))
+        return sums_of_rows(logits, self.labels(batch), self.told(batch))
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns the model's most likely text, where it can decode."""

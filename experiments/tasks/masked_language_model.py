@@ -19,7 +19,7 @@ from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import ngrams, protocols, sections
 from experiments.tasks.base import Sums
-from experiments.tasks.texts import TextTask, token_loss
+from experiments.tasks.texts import TextTask, sums_of_rows, token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,22 +67,33 @@ class MaskedLanguageModelTask(TextTask):
             )
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        model, tokens, segment_ids = (
-            self.bind(params), batch["target_out"], batch["target_segment_ids"],
-        )  # fmt: skip
-        masked = self.masked(batch, key)
-        read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
-        if self.checkpoint is not None:
-            read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
-        seen = jnp.where(masked, self.corpus.tokenizer.mask_id, tokens)
-        hidden = model.hidden(seen, **read, key=key)
+        model, masked = self.bind(params), self.masked(batch, key)
+        hidden = self._hidden(model, batch, masked, key)
         options, weights, table = self.config.loss, masked.astype(jnp.float32), None
         if key is not None:  # only training learns what it sees
             seen_weight = options.get("seen_weight", 0.0)
-            weights = jnp.where(masked, 1.0, seen_weight) * (segment_ids > 0)
+            weights = jnp.where(masked, 1.0, seen_weight) * (batch["target_segment_ids"] > 0)
         if hasattr(model, "output_product"):
             hidden, table = model.output_product(hidden)
-        return token_loss(model, hidden, tokens, weights, options, table)
+        return token_loss(model, hidden, batch["target_out"], weights, options, table)
+
+    def _hidden(self, model: Any, batch: Any, masked: Any, key: jax.Array | None) -> jax.Array:
+        """Returns the model's last vectors, which read the tokens that are not masked."""
+        segment_ids = batch["target_segment_ids"]
+        read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
+        if self.checkpoint is not None:
+            read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
+        seen = jnp.where(masked, self.corpus.tokenizer.mask_id, batch["target_out"])
+        return model.hidden(seen, **read, key=key)
+
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns the loss of each text, times its masked tokens; a group is a file."""
+        return self.losses_of_texts(self._losses, params, split)
+
+    def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        model, masked = self.bind(params), self.masked(batch, None)
+        logits = model.logits(self._hidden(model, batch, masked, None))
+        return sums_of_rows(logits, batch["target_out"], masked)
 
     def masked(self, batch: Any, key: jax.Array | None) -> jax.Array:
         """Draws which tokens [B T] are masked; without a key, the same ones in every call."""

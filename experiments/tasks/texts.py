@@ -19,7 +19,7 @@ from crossattn.data.packing import Bucket, length_buckets
 from crossattn.data.pipeline import eval_batches, train_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.losses import cross_entropy, weighted_sums
+from crossattn.train.losses import cross_entropy, token_losses, weighted_sums
 from crossattn.train.sharding import row_shares, rows_on
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
@@ -180,6 +180,14 @@ class TextTask(base.Task):
             hidden, table = model.output_product(hidden)
         return token_loss(model, hidden, self.labels(batch), told, self.config.loss, table)
 
+    def losses_of_texts(self, losses: Callable, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns ``outcomes`` of texts, one in each row; ``losses(params, batch)`` are ``sums_of_rows``."""
+        examples = self.examples(split)
+        weight, nll = self.of_examples(losses, params, split).tolist()
+        every = [(i, examples[i]) for i in range(len(examples))]
+        groups = [str(each.get("group", each.get("family", i))) for i, each in every]
+        return {"group": groups, "weight": weight, "nll": nll}
+
     def labels(self, batch: Any) -> Any:
         """Returns the tokens [B T] that the model is to say at each place."""
         return batch["target_out"]
@@ -269,6 +277,16 @@ def token_loss(
             hidden, table, labels, told, chunks=options.chunks, **smoothed
         )
     return loss, sums | {"tokens": sums["weight"]}
+
+
+def sums_of_rows(logits: Any, labels: Any, told: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the numbers of the tokens that count [B] and their summed losses [B], without smoothing.
+
+    Args:
+      logits, labels, told: of tokens, [B T V], [B T], and the mask [B T] of those that count.
+    """
+    nll = token_losses(logits, labels, 0.0, 0.0)[0][1]
+    return told.sum(-1), (nll * told).sum(-1)
 
 
 def _refuse_smoothed(config: Any) -> None:

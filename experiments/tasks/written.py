@@ -13,12 +13,11 @@ import numpy as np
 
 from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
-from crossattn.train.losses import token_losses
 from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums, Task
-from experiments.tasks.texts import Generation, TextTask
+from experiments.tasks.texts import Generation, TextTask, sums_of_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,24 +134,13 @@ class WritesText(TextTask):
 
     def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
         """Returns the loss of each example without smoothing, times its tokens; a group is a family."""
-        examples, mesh = self.examples(split), mesh_of(params)
-        weight, nll = np.zeros(len(examples)), np.zeros(len(examples))
-        call = jax.jit(self._losses)
-        for item in self.numbered_batches(split, mesh):
-            rows = item.indices >= 0
-            found = jax.device_get(call(params, spread_batch(item.batch, mesh)))
-            for own, each in zip((weight, nll), found, strict=True):
-                own[item.indices[rows]] = each[rows]
-        group = [str(each["group"]) for each in examples]
-        return {"group": group, "weight": weight.tolist(), "nll": nll.tolist()}
+        return self.losses_of_texts(self._losses, params, split)
 
     def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Returns numbers of tokens [B] and their summed losses [B]."""
         model, batch = self.bind(params), self.seen(batch)
         logits = model.logits(self._read(model, batch, None)[0])
-        told = self.told(batch)
-        nll = token_losses(logits, batch["target_out"], 0.0, 0.0)[0][1]
-        return told.sum(-1), (nll * told).sum(-1)
+        return sums_of_rows(logits, batch["target_out"], self.told(batch))
 
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import finetune, masked_bytes
+from configs import finetune, lm_small, masked_bytes
 from experiments.settings import check
 from experiments.tasks import make_task
 
@@ -50,6 +50,26 @@ def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
     np.testing.assert_array_equal(sums["seen"], again["seen"])
     shown = ~masked
     np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
+
+
+@pytest.mark.parametrize(
+    "config", [masked_bytes.get_config("tiny"), lm_small.get_config("tiny")], ids=["masked", "next"]
+)
+def test_outcomes_are_the_losses_of_texts_in_their_files(config):
+    task = make_task(config)
+    params = task.init(jax.random.key(0))
+    found, scores = task.outcomes(params, "test"), task.split_loss(params, "test")
+    nll, weight = np.array(found["nll"]), np.array(found["weight"])
+    assert nll.sum() / weight.sum() == pytest.approx(scores["nll"], rel=1e-5)
+    assert len(nll) == len(found["group"]) == len(task.examples("test")) and weight.min() >= 0
+    # The first text alone, where nothing is drawn.
+    if "density" not in config.data:
+        item = next(iter(task.numbered_batches("test", None)))
+        one = {name: jnp.asarray(x[:1]) for name, x in item.batch.items()}
+        alone = task.loss(params, one, None)[1]
+        index = item.indices[0]
+        assert nll[index] == pytest.approx(float(alone["nll"]), rel=1e-5)
+        assert weight[index] == float(alone["weight"])
 
 
 @pytest.mark.slow
