@@ -20,6 +20,7 @@ from experiments.runs import parameters, task_of
 from experiments.settings import check
 from experiments.tasks import make_task, text_to_image
 from tests.closeness import close
+from tests.peers import package
 
 
 def get_config(arg="tiny"):
@@ -313,6 +314,12 @@ def test_a_run_of_another_task_is_refused(refused, tmp_path):
     )
 
 
+def test_the_most_similar_caption_shares_its_letters_in_threes():
+    package("sklearn", "baselines")
+    known = ["a red circle", "a green square", "two blue squares"]
+    assert drawn.most_similar(["the greenest square", "circles", "blue"], known) == [1, 0, 2]
+
+
 @pytest.mark.slow
 def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(
     tmp_path, capsys, monkeypatch
@@ -336,17 +343,20 @@ def test_a_captioner_ranks_what_is_drawn_of_captions_of_the_same_split(
     drawn.main()
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "8 captions; among the first 10 by chance 1.000"
-    assert [line.split("  ")[0] for line in lines] == ["true pictures", "guidance 0", "guidance 1"]
+    assert [line.split("  ")[0] for line in lines] == [
+        *("true pictures", "similar captions", "guidance 0", "guidance 1")
+    ]
     assert all(re.search(r" 0.5 \(.*\) +median rank 10.5$", line) for line in lines), lines
-    examples = make_task(captions_file.get_config("tiny")).examples("test")
-    examples = [example for example in examples if example["target"][0] == "en"][:8]
-    task, made = (
-        task_of(tmp_path / "drawn"),
-        parameters(task_of(tmp_path / "drawn"), tmp_path / "drawn"),
-    )
+    captioner = make_task(captions_file.get_config("tiny"))
+    known = captions.by_language(captioner, "train")["en"]
+    examples = captions.by_language(captioner, "test", 8)["en"]
+    told, learnt = ([e["target"][1] for e in own] for own in (examples, known))
+    task = task_of(tmp_path / "drawn")
+    made = parameters(task, tmp_path / "drawn")
     expected = [
         [example["source"] for example in examples],
-        *(task.draw(made, [e["target"][1] for e in examples], guidance=x) for x in (0.0, 1.0)),
+        [known[index]["source"] for index in drawn.most_similar(told, learnt)],
+        *(task.draw(made, told, guidance=x) for x in (0.0, 1.0)),
     ]
     for found, own in zip(ranked, expected, strict=True):
         np.testing.assert_array_equal(found, own)
