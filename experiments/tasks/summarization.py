@@ -37,9 +37,10 @@ class SummarizationTask(TranslationTask):
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
     ) -> dict[str, Any]:
-        """Returns the means of ROUGE, and under "examples" those of each; none are drawn together."""
+        """Returns the means of ROUGE, and under "examples" those of each; a group is a family."""
         found = self._rouge(texts, [example["target"] for example in examples])
-        own = {"group": [str(e["id"]) for e in examples], "weight": [1.0] * len(examples)}
+        groups = [str(e.get("family", e["id"])) for e in examples]
+        own = {"group": groups, "weight": [1.0] * len(examples)}
         each = {name: values.tolist() for name, values in found.items()}
         return {name: float(x.mean()) for name, x in found.items()} | {"examples": own | each}
 

@@ -156,7 +156,9 @@ def test_pages_that_share_a_name_or_a_text_are_in_one_split(monkeypatch):
     ]
     monkeypatch.setattr(man_pages, "_pages", lambda data_dir: pages)
     for split in sources.SPLITS:
-        found = {int(page["id"]) for page in man_pages.open_split("", split)}
+        own = man_pages.open_split("", split)
+        found = {int(page["id"]) for page in own}
+        assert len({page["family"] for page in own}) == len({int(page["id"]) % 40 for page in own})
         assert found and {i % 40 + 40 * k for i in found for k in range(4)} == found
 
 

@@ -52,6 +52,9 @@ def test_scores_are_means_of_rouge_scores_own(task):
         assert scores[name] == pytest.approx(np.mean(own))
         assert scores["examples"][name] == pytest.approx(own)
     assert 0 < scores["rouge1"] < 100 and scores["examples"]["weight"] == [1.0, 1.0]
+    assert scores["examples"]["group"] == [e["id"] for e in examples]
+    kin = [e | {"family": "open"} for e in examples]
+    assert task.text_scores(kin, texts)["examples"]["group"] == ["open"] * 2
 
 
 def test_baselines_are_what_they_are_called(task):

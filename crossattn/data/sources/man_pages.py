@@ -39,11 +39,11 @@ _DASH = re.compile(r" [-–—] ")
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns examples {"id", "source", "target"}."""
+    """Returns examples {"id", "source", "target", "family"}."""
     pages = _pages(data_dir)
     of = families([[*_keys(page["target"]), page["source"]] for page in pages])
     return [
-        page
+        page | {"family": family}
         for page, family in zip(pages, of, strict=True)
         if hashed_split(family, test=10, validation=10) == split
     ]
