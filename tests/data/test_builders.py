@@ -136,6 +136,9 @@ def test_greek_splits_by_verse_order(greek_wheel):
     assert ids["test"] == ["40001001", "40001021"]
     assert ids["validation"] == ["40001002", "40001022"]
     assert len(ids["train"]) == 36
+    for backward in ("greek_english", "greek_english/en-el"):
+        verse = sources.open_source(backward, "test", data_dir=greek_wheel)[0]
+        assert verse["family"] == "40001" and verse["id"].startswith("40001")
 
 
 def test_greek_spans_and_links_point_at_the_words(greek_wheel):

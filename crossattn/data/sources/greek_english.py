@@ -6,7 +6,6 @@ when i % 20 == 1.
 """
 
 import csv
-import functools
 import json
 import unicodedata
 from collections import defaultdict
@@ -29,11 +28,16 @@ _FILES = [
 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns the verses of a split, with gold word links."""
+    """Returns the verses of a split, with gold word links; a family is a chapter."""
     backward = is_backward("greek_english", direction, "el-en", "en-el")
     rows = records.prepared(GreekEnglish, "el-en", split, data_dir)
-    verses = MappedSource(rows, functools.partial(records.pair_of, source="el", target="en"))
+    verses = MappedSource(rows, _verse)
     return MappedSource(verses, reversed_example) if backward else verses
+
+
+def _verse(row: Any) -> Example:
+    pair = records.pair_of(row, source="el", target="en")
+    return pair | {"family": pair["id"][: len("40001")]}  # book and chapter
 
 
 class GreekEnglish(records.PackageBuilder):
