@@ -182,6 +182,12 @@ def test_targets_of_make_and_commands_of_the_library_that_a_page_names_are_there
             assert re.search(rf"^{command} ", USAGE, re.MULTILINE), command
 
 
+def test_pictures_and_sounds_are_small():
+    files = [p for p in (ROOT / "docs").rglob("*") if p.suffix in (".png", ".ogg", ".html")]
+    sizes = {named(path): path.stat().st_size for path in files}
+    assert len(sizes) > 30 and {name for name, size in sizes.items() if size > 200_000} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_a_link_leads_to_a_file_and_to_a_heading_of_it(page):
     for link in _LINK.findall(page.read_text()):

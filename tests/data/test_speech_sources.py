@@ -97,6 +97,16 @@ def test_prompts_of_another_language_are_read_from_its_packages(monkeypatch, tmp
     assert [len(each["audio"]) for each in found] == [1600, 1600]  # 16 kHz
 
 
+def test_a_translation_has_a_word_for_each_the_last_one_first():
+    known, found = {}, sources.open_source("tones", "train")
+    for index in range(len(found)):
+        said, told = (found[index][name].split() for name in ("text", "translation"))
+        assert len(said) == len(told) and not {*said} & {*told}
+        for word, own in zip(said, reversed(told), strict=True):
+            assert known.setdefault(word, own) == own
+    assert len({*known.values()}) == len(known) == 10
+
+
 def test_each_letter_is_a_pitch_of_its_own():
     examples = sources.open_source("tones", "test")
     assert len(examples) == tones.NUM_EXAMPLES["test"]
