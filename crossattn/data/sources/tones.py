@@ -16,7 +16,7 @@ _SECONDS = 0.04  # of a letter
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns examples {"id", "audio", "text", "times", "translation"}: one to three words, float32 at 16 kHz.
+    """Returns examples {"id", "audio", "text", "times", "translation"}: up to three words, float32 at 16 kHz.
 
     The times are the seconds at which each letter begins, and the last ends. The translation has other words,
     the last one first.
