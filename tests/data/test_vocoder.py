@@ -1,5 +1,7 @@
 """The vocoder: the sound's own spectrogram is near the given one."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,12 @@ def test_frames_that_no_sound_has_are_refused_or_held():
     loud = sound_of(np.full((20, 80), 99.0), iterations=2)
     assert np.isfinite(loud).all() and np.abs(loud).max() <= 1.0
     assert len(sound_of(np.zeros((1, 80)))) >= HOP
+
+
+def test_memory_is_thirty_kilobytes_a_frame():
+    frames = log_mel(np.tile(CHIRP, 8))
+    tracemalloc.start()
+    sound_of(frames, iterations=2)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 5_000 < peak / len(frames) < 33_000
