@@ -10,7 +10,7 @@ were trained as one, each is scored, and then the ranks by the mean of their log
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +29,6 @@ from experiments.runs import members_of, parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
-_BLOCK = 256  # training pictures in memory at a time
 
 
 def main() -> None:
@@ -77,14 +76,10 @@ def compare(
     member: str | None = None,
 ) -> np.ndarray:
     """Prints the table of one language, and returns its ``log_likelihoods``."""
-    train = by_language(task, "train")[language]
     begun = time.perf_counter()
     examples, written = task.texts(params, examples, num_beams)
-    rows = {
-        "the run": written,
-        "nearest picture": nearest(task, train, examples),
-        "most frequent": [most_frequent(task, train)] * len(examples),
-    }
+    others = {name.replace("_", " "): texts for name, texts in task.copied(examples).items()}
+    rows = {"the run": written} | others
     groups = [example["group"] for example in examples]
     right = [task.text_of(example) for example in examples]
     name = ", ".join(filter(None, (language or "captions", member)))
@@ -123,26 +118,6 @@ def of_captions(
     each, ones = [cider_scores(texts, references) for texts in systems], np.ones(len(references))
     scores = [ratio(own, ones, groups) for own in each]
     return found | {"cider": (scores, [difference(each[0], own, ones, groups) for own in each])}
-
-
-def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[str]:
-    """Returns for each example the caption of the training picture nearest in L2 distance of pixels."""
-    feature = task.features["source"]
-    asked = np.stack([feature.prepare(example["source"]).ravel() for example in examples])
-    best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
-    for first in range(0, len(train), _BLOCK):
-        block = [feature.prepare(e["source"]).ravel() for e in train[first : first + _BLOCK]]
-        known = np.stack(block)
-        far = (asked**2).sum(1)[:, None] - 2 * asked @ known.T + (known**2).sum(1)
-        nearer = far.min(1) < best
-        chosen[nearer] = first + far.argmin(1)[nearer]
-        best = np.minimum(best, far.min(1))
-    return [task.text_of(train[index]) for index in chosen.tolist()]
-
-
-def most_frequent(task: Any, train: Sequence[dict]) -> str:
-    """Returns the most frequent caption, the first of those that are equally frequent."""
-    return Counter(task.text_of(example) for example in train).most_common(1)[0][0]
 
 
 def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:

@@ -7,6 +7,7 @@ picture, each a segment, and the model reads the picture once.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,8 @@ from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText, WrittenData
 
 _SCORES = ("bleu", "chrf", "cider")
+_COPIED = ("nearest_picture", "most_frequent")
+_BLOCK = 256  # training pictures in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +221,63 @@ class CaptioningTask(WritesText):
             own[language] = caption_scores([texts[i] for i in rows], [right[i] for i in rows])
         means = {name: float(np.mean([x[name] for x in own.values()])) for name in _SCORES}
         return means | {f"{n}_{lang}": x for lang, each in own.items() for n, x in each.items()}
+
+    def headline_baselines(self, split: str) -> dict[str, float]:
+        """Returns the nats per token of trigrams alone, without captions and their scores."""
+        return super().baselines(split)
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns scores of trigrams, and of the captions of ``copied``."""
+        found, examples = super().baselines(split), self.examples(split)
+        for name, captions in self.copied(examples).items():
+            scores = self.text_scores(examples, captions)
+            found |= {f"{name}_{metric}": score for metric, score in scores.items()}
+        return found
+
+    def copied(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+        """Returns captions of training pictures for examples, each in the language of the example.
+
+        They are those of the picture nearest in L2 distance of prepared pixels, and the most frequent ones,
+        the first of those that are equally frequent.
+        """
+        train = self.examples("train")
+        found: dict[str, list[str]] = {name: [""] * len(examples) for name in _COPIED}
+        for language, own in self._captions.items():
+            rows = [i for i, each in enumerate(examples) if self._language(each) == language]
+            if not rows:
+                continue
+            pictures, texts = [examples[row]["source"] for row in rows], list(own.values())
+            nearest = self._nearest(pictures, MappedSource(list(own), train.__getitem__))
+            frequent = Counter(texts).most_common(1)[0][0]
+            for row, index in zip(rows, nearest, strict=True):
+                for name, text in zip(_COPIED, (texts[index], frequent), strict=True):
+                    found[name][row] = text
+        return found
+
+    @cached_property
+    def _captions(self) -> dict[str | None, dict[int, str]]:
+        """The training captions of each language, by the indices of their examples."""
+        found: dict[str | None, dict[int, str]] = {}
+        for index, example in enumerate(self.examples("train")):
+            found.setdefault(self._language(example), {})[index] = self.text_of(example)
+        return found
+
+    def _language(self, example: dict[str, Any]) -> str | None:
+        return example["target"][0] if self.languages else None
+
+    def _nearest(self, pictures: Sequence[Any], examples: Sequence[dict[str, Any]]) -> list[int]:
+        """Returns for each picture the index of the example whose picture is nearest."""
+        feature, known = self.features["source"], len(examples)
+        asked = np.stack([feature.prepare(each).ravel() for each in pictures])
+        best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
+        for first in range(0, known, _BLOCK):
+            own = [examples[i]["source"] for i in range(first, min(first + _BLOCK, known))]
+            block = np.stack([feature.prepare(each).ravel() for each in own])
+            far = (asked**2).sum(1)[:, None] - 2 * asked @ block.T + (block**2).sum(1)
+            nearer = far.min(1) < best
+            chosen[nearer] = first + far.argmin(1)[nearer]
+            best = np.minimum(best, far.min(1))
+        return chosen.tolist()
 
     def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
         """Returns a function from pictures [B H W C] and tokens [B T] to weights of patches [B T-1 h w].

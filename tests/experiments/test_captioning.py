@@ -258,11 +258,29 @@ def test_cider_is_that_of_the_paper():
 
 def test_the_nearest_picture_and_the_most_frequent_caption():
     task = make_task(emoji_captions.get_config("tiny"))
-    train = [task.examples("train")[i] for i in range(0, 40, 2)]
-    own = [train[i] | {"source": np.clip(train[i]["source"], 1, 254)} for i in (3, 0, 7)]
-    assert bench.nearest(task, train, own) == [task.text_of(train[i]) for i in (3, 0, 7)]
-    captions = [task.text_of(example) for example in train]
-    assert captions.count(bench.most_frequent(task, train)) == max(map(captions.count, captions))
+    train = task.examples("train")
+    some = [train[i] for i in (3, 0, 8)]  # of both languages
+    own = [each | {"source": np.clip(each["source"], 1, 254)} for each in some]
+    copied = task.copied(own)
+    for example, nearest, frequent in zip(some, *copied.values(), strict=True):
+        language = example["target"][0]
+        known = [e for e in train if e["target"][0] == language]
+        same = [task.text_of(e) for e in known if np.array_equal(e["source"], example["source"])]
+        captions = [task.text_of(e) for e in known]
+        assert nearest in same
+        assert captions.count(frequent) == max(map(captions.count, captions))
+    assert {each["target"][0] for each in some} == {"en", "de"}
+    assert list(copied) == ["nearest_picture", "most_frequent"]
+
+
+def test_baselines_have_the_scores_of_copied_captions():
+    package("pycocoevalcap", "captions")
+    task = make_task(emoji_captions.get_config("tiny"))
+    found, examples = task.baselines("test"), task.examples("test")
+    for name, captions in task.copied(examples).items():
+        scores = task.text_scores(examples, captions)
+        assert scores["chrf_de"] == found[f"{name}_chrf_de"] and found[f"{name}_chrf"] > 0
+    assert task.headline_baselines("test") == {"trigrams_nll": found["trigrams_nll"]}
 
 
 @pytest.mark.slow
