@@ -16,7 +16,7 @@ import numpy as np
 TREES_AT_MOST = 64
 """Numbers of an example above which boosted trees take minutes."""
 AXES = 32
-"""Main axes of a view with more numbers than that, which trees of several views read in place of them."""
+"""Main axes of a view with more numbers than that, which trees read in place of them."""
 EPOCHS = 20
 """Of the MLP whose examples are changed in each; the best one on validation counts."""
 
@@ -59,7 +59,8 @@ def predictions(
         for kind, candidates in kinds.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # at the limit of iterations
-                found[f"{kind}_{view}"] = _best(candidates, view, train, validation, other)
+                threads = 1 if kind == "boosted_trees" else None
+                found[f"{kind}_{view}"] = _best(candidates, view, train, validation, other, threads)
     if changed is not None:
         for view, model in _augmented(train, validation, changed).items():
             found[f"mlp_augmented_{view}"] = model.predict(other.views[view])
@@ -67,14 +68,25 @@ def predictions(
 
 
 def _best(
-    candidates: list[Any], view: str, train: Examples, validation: Examples, other: Examples
+    candidates: list[Any],
+    view: str,
+    train: Examples,
+    validation: Examples,
+    other: Examples,
+    threads: int | None = None,
 ) -> np.ndarray:
-    """Returns what the candidate says of a view that is best on validation, the first of equal ones."""
-    fitted = [model.fit(train.views[view], train.labels) for model in candidates]
-    if len(fitted) > 1:
-        known = validation.views[view], validation.labels
-        fitted.sort(key=lambda model: model.score(*known), reverse=True)
-    return fitted[0].predict(other.views[view])
+    """Returns what the candidate says of a view that is best on validation, the first of equal ones.
+
+    Trees take one thread: several wait for each other, and beside other work take twenty times as long.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(threads):
+        fitted = [model.fit(train.views[view], train.labels) for model in candidates]
+        if len(fitted) > 1:
+            known = validation.views[view], validation.labels
+            fitted.sort(key=lambda model: model.score(*known), reverse=True)
+        return fitted[0].predict(other.views[view])
 
 
 def _augmented(train: Examples, validation: Examples, changed: Changed) -> dict[str, Any]:
@@ -113,9 +125,13 @@ def scores(
     sizes = {name: x.shape[1] for name, x in _numbers(train.views).items()}
     train, validation, other = map(_joined, (train, validation, other))
     found = predictions(train, validation, other, changed)
-    if len(sizes) > 1 and sum(sizes.values()) > TREES_AT_MOST:
-        name = "_and_".join(sizes)
-        found[f"boosted_trees_{name}"] = _best(_narrow_trees(sizes), name, train, validation, other)
+    kinds = {name: {name: size} for name, size in sizes.items()} | {"_and_".join(sizes): sizes}
+    for name, parts in kinds.items():
+        if sum(parts.values()) > TREES_AT_MOST:
+            models = _narrow_trees(parts)
+            found[f"boosted_trees_{name}"] = _best(
+                models, name, train, validation, other, threads=1
+            )
     return {
         f"{name}_{metric}": float(score(said, other.labels))
         for name, said in found.items()
