@@ -16,7 +16,7 @@ import numpy as np
 TREES_AT_MOST = 64
 """Numbers of an example above which boosted trees take minutes."""
 AXES = 32
-"""Main axes of a view with more numbers than that, which trees read in place of them."""
+"""Main axes of a view of more than ``TREES_AT_MOST`` numbers, which trees read in place of them."""
 EPOCHS = 20
 """Of the MLP whose examples are changed in each; the best one on validation counts."""
 

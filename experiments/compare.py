@@ -175,7 +175,7 @@ def differences(
     for name in others:
         found = _paired({which: runs[which].results.get(split, {}) for which in (first, name)})
         if found is None:
-            rows.append((name, "loss", "", "of other tokens: not compared"))
+            rows.append((name, "nll", "", "of other tokens: not compared"))
         for metric, interval in (found or {}).items():
             rows.append((name, metric, str(interval), said(interval)))
     texts = texts_of({name: run.results.get(split, {}) for name, run in runs.items()})
@@ -189,12 +189,11 @@ def _paired(results: Mapping[str, Any]) -> dict[str, Interval] | None:
     one, other = (each.get("examples") or {} for each in results.values())
     if not one or not other:
         return {}
-    same = one.get("weight") == other.get("weight")
-    if one.get("group") != other.get("group") or not (same or texts_of(results)):
+    if one.get("group") != other.get("group"):
         raise launch.Refused(
             f"{' and '.join(results)} were evaluated on other examples; evaluate both on the same split."
         )
-    if not same:
+    if one.get("weight") != other.get("weight"):
         return None
     return {
         metric: difference(one[metric], other[metric], one["weight"], one.get("group"))

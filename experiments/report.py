@@ -50,8 +50,8 @@ def page(title: str, tables: Mapping[str, Sequence[Sequence[str]]], figure: Any,
     figure.savefig(file, format="png", dpi=150, facecolor="white")
     picture = base64.b64encode(file.getvalue()).decode()
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
-        f"<style>{_STYLE}</style><h1>{title}</h1>",
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>",
     ]
     for heading, rows in tables.items():
         if len(rows) < 2:
@@ -62,8 +62,9 @@ def page(title: str, tables: Mapping[str, Sequence[Sequence[str]]], figure: Any,
         )
         lines = "".join(f"<tr>{line}</tr>" for line in (head, *body))
         parts.append(f"<h2>{html.escape(heading)}</h2><table>{lines}</table>")
+    named = html.escape(drawn)
     parts.append(
-        f'<h2>{drawn}</h2><img alt="{drawn.lower()}" src="data:image/png;base64,{picture}">'
+        f'<h2>{named}</h2><img alt="{named.lower()}" src="data:image/png;base64,{picture}">'
     )
     return "\n".join(parts) + "\n"
 

@@ -50,13 +50,13 @@ def main() -> None:
     members = list(members_of(task.config)) or [None]
     each = {member: parameters(task, workdir, options.step, member) for member in members}
     for language, examples in by_language(task, options.split, options.limit).items():
-        found = [
-            compare(task, params, language, examples, options.num_beams, member)
-            for member, params in each.items()
-        ]
-        if len(found) > 1:
+        found = []
+        for member, params in each.items():
+            read, own = compare(task, params, language, examples, options.num_beams, member)
+            found.append(own)
+        if len(found) > 1 and not task.config.train.get("sweep"):
             print(f"{language or 'captions'}, the mean of {len(found)} seeds' log-likelihoods")
-            print_found(ranks(np.mean(found, 0)), examples)
+            print_found(ranks(np.mean(found, 0)), read)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
@@ -74,8 +74,8 @@ def compare(
     examples: Sequence[dict],
     num_beams: int | None,
     member: str | None = None,
-) -> np.ndarray:
-    """Prints the table of one language, and returns its ``log_likelihoods``."""
+) -> tuple[Sequence[dict], np.ndarray]:
+    """Prints the table of one language; returns the examples that can be read, and ``log_likelihoods``."""
     begun = time.perf_counter()
     examples, written = task.texts(params, examples, num_beams)
     others = {name.replace("_", " "): texts for name, texts in task.copied(examples).items()}
@@ -91,7 +91,7 @@ def compare(
     likelihoods = of_pairs(task, params, examples)
     print_found(ranks(likelihoods), examples)
     print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
-    return likelihoods
+    return examples, likelihoods
 
 
 def print_found(ranks: np.ndarray, examples: Sequence[dict]) -> None:

@@ -243,14 +243,16 @@ class Task:
 
     def of_examples(self, values: Callable, params: Any, split: str) -> np.ndarray:
         """Returns numbers [k examples] of a split; ``values(params, batch)`` are k arrays [rows]."""
-        mesh, call = mesh_of(params), jax.jit(values)
-        count, found = len(self.examples(split)), None
+        mesh = mesh_of(params)
+        call = jax.jit(values, out_shardings=everywhere(mesh))  # which each process can read
+        found: Any = None
         for item in self.numbered_batches(split, mesh):
             rows = item.indices >= 0
             own = np.stack(jax.device_get(call(params, spread_batch(item.batch, mesh))))
-            found = np.zeros((len(own), count)) if found is None else found
+            if found is None:
+                found = np.zeros((len(own), len(self.examples(split))))
             found[:, item.indices[rows]] = own[:, rows]
-        return np.zeros((0, count)) if found is None else found
+        return found
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of baselines on a split, as NAME_METRIC; {} is none."""

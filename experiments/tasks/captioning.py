@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from crossattn.data.errors import Unreadable
 from crossattn.data.features import Image, PackedTexts, TaggedText, Text
 from crossattn.data.sources import MappedSource, items_of
 from crossattn.interventions import sites
@@ -228,7 +229,8 @@ class CaptioningTask(WritesText):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of trigrams, and of the captions of ``copied``."""
-        found, examples = super().baselines(split), self.examples(split)
+        found, every = super().baselines(split), self.examples(split)
+        examples = [each for each in every if self._pixels(each["source"]) is not None]
         for name, captions in self.copied(examples).items():
             scores = self.text_scores(examples, captions)
             found |= {f"{name}_{metric}": score for metric, score in scores.items()}
@@ -266,18 +268,28 @@ class CaptioningTask(WritesText):
         return example["target"][0] if self.languages else None
 
     def _nearest(self, pictures: Sequence[Any], examples: Sequence[dict[str, Any]]) -> list[int]:
-        """Returns for each picture the index of the example whose picture is nearest."""
-        feature, known = self.features["source"], len(examples)
-        asked = np.stack([feature.prepare(each).ravel() for each in pictures])
+        """Returns for each picture the index of the readable example whose picture is nearest."""
+        asked, known = np.stack([self._pixels(each) for each in pictures]), len(examples)
         best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
         for first in range(0, known, _BLOCK):
-            own = [examples[i]["source"] for i in range(first, min(first + _BLOCK, known))]
-            block = np.stack([feature.prepare(each).ravel() for each in own])
+            indices = range(first, min(first + _BLOCK, known))
+            read = {i: self._pixels(examples[i]["source"]) for i in indices}
+            read = {i: pixels for i, pixels in read.items() if pixels is not None}
+            if not read:
+                continue
+            block = np.stack(list(read.values()))
             far = (asked**2).sum(1)[:, None] - 2 * asked @ block.T + (block**2).sum(1)
             nearer = far.min(1) < best
-            chosen[nearer] = first + far.argmin(1)[nearer]
+            chosen[nearer] = np.array(list(read))[far.argmin(1)[nearer]]
             best = np.minimum(best, far.min(1))
         return chosen.tolist()
+
+    def _pixels(self, picture: Any) -> np.ndarray | None:
+        """Returns a prepared picture as one vector; None of one that cannot be read and is skipped."""
+        try:
+            return self.features["source"].prepare(picture).ravel()
+        except Unreadable:
+            return None
 
     def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
         """Returns a function from pictures [B H W C] and tokens [B T] to weights of patches [B T-1 h w].

@@ -60,8 +60,8 @@ class LanguageModelTask(TextTask):
 
     def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         model = self.bind(params)
-        logits = model.logits(self._hidden(model, batch, None))
-        return sums_of_rows(logits, self.labels(batch), self.told(batch))
+        hidden, chunks = self._hidden(model, batch, None), self.config.loss.chunks
+        return sums_of_rows(model.logits, hidden, self.labels(batch), self.told(batch), chunks)
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns the model's most likely text, where it can decode."""

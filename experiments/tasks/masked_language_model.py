@@ -92,8 +92,8 @@ class MaskedLanguageModelTask(TextTask):
 
     def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         model, masked = self.bind(params), self.masked(batch, None)
-        logits = model.logits(self._hidden(model, batch, masked, None))
-        return sums_of_rows(logits, batch["target_out"], masked)
+        hidden, chunks = self._hidden(model, batch, masked, None), self.config.loss.chunks
+        return sums_of_rows(model.logits, hidden, batch["target_out"], masked, chunks)
 
     def masked(self, batch: Any, key: jax.Array | None) -> jax.Array:
         """Draws which tokens [B T] are masked; without a key, the same ones in every call."""

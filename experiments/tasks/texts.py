@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from crossattn import decode, models
@@ -185,7 +186,7 @@ class TextTask(base.Task):
         examples = self.examples(split)
         weight, nll = self.of_examples(losses, params, split).tolist()
         every = [(i, examples[i]) for i in range(len(examples))]
-        groups = [str(each.get("group", each.get("family", i))) for i, each in every]
+        groups = [str(each.get("family", each.get("group", i))) for i, each in every]
         return {"group": groups, "weight": weight, "nll": nll}
 
     def labels(self, batch: Any) -> Any:
@@ -279,14 +280,19 @@ def token_loss(
     return loss, sums | {"tokens": sums["weight"]}
 
 
-def sums_of_rows(logits: Any, labels: Any, told: Any) -> tuple[jax.Array, jax.Array]:
+def sums_of_rows(
+    logits: Callable, hidden: Any, labels: Any, told: Any, chunks: int = 1
+) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers of the tokens that count [B] and their summed losses [B], without smoothing.
 
     Args:
-      logits, labels, told: of tokens, [B T V], [B T], and the mask [B T] of those that count.
+      logits: of vectors [B T D], of which a part in ``chunks`` is in memory at a time.
+      hidden, labels, told: vectors [B T D], tokens [B T], and the mask [B T] of those that count.
     """
-    nll = token_losses(logits, labels, 0.0, 0.0)[0][1]
-    return told.sum(-1), (nll * told).sum(-1)
+    count = min(chunks, labels.shape[-1])
+    parts = (jnp.array_split(x, count, axis=1) for x in (hidden, labels))
+    nll = [token_losses(logits(x), y, 0.0, 0.0)[0][1] for x, y in zip(*parts, strict=True)]
+    return told.sum(-1), (jnp.concatenate(nll, -1) * told).sum(-1)
 
 
 def _refuse_smoothed(config: Any) -> None:

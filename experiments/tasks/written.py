@@ -139,8 +139,8 @@ class WritesText(TextTask):
     def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Returns numbers of tokens [B] and their summed losses [B]."""
         model, batch = self.bind(params), self.seen(batch)
-        logits = model.logits(self._read(model, batch, None)[0])
-        return sums_of_rows(logits, batch["target_out"], self.told(batch))
+        hidden = self._read(model, batch, None)[0]
+        return sums_of_rows(model.logits, hidden, batch["target_out"], self.told(batch))
 
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None
