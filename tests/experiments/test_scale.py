@@ -132,6 +132,19 @@ def test_four_devices_of_two_processes_are_one_device_from_training_to_translati
     assert main.endswith("\n".join([*texts, "ended translate 0"]) + "\n")
 
 
+@pytest.mark.slow
+def test_the_loss_of_each_text_is_the_same_over_two_processes(together, launched, tmp_path):
+    workdir, tiny = f"--workdir={tmp_path}", f"--config={ROOT}/configs/lm_small.py:tiny"
+    short = ("--config.train.steps=1", "--config.train.log_every=1", "--config.checkpoint.every=1")
+    together(2, 2, ["train", tiny, *short, *MIXED, workdir], ["evaluate", workdir])
+    results = tmp_path / "results-test.json"
+    found = json.loads(results.read_text())["examples"]
+    assert launched("evaluate", workdir)[0] == 0
+    alone = json.loads(results.read_text())["examples"]
+    assert found["group"] == alone["group"] and found["weight"] == alone["weight"]
+    np.testing.assert_allclose(found["nll"], alone["nll"], rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
