@@ -20,7 +20,6 @@ from experiments.runs import parameters, task_of
 from experiments.settings import check
 from experiments.tasks import make_task, text_to_image
 from tests.closeness import close
-from tests.peers import package
 
 
 def get_config(arg="tiny"):
@@ -315,7 +314,6 @@ def test_a_run_of_another_task_is_refused(refused, tmp_path):
 
 
 def test_the_most_similar_caption_shares_its_letters_in_threes():
-    package("sklearn", "baselines")
     known = ["a red circle", "a green square", "two blue squares"]
     assert drawn.most_similar(["the greenest square", "circles", "blue"], known) == [1, 0, 2]
 

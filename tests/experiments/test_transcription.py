@@ -95,7 +95,9 @@ def test_values_of_other_names_are_heard_and_written(task):
     assert other.renamed(example) | {"source": 0} == {
         "id": "a", "group": "bus", "source": 0, "target": " A bus.",
     }  # fmt: skip
-    with pytest.raises(DataError, match="hold id, audio, text, times, translation; this task reads 'sound'"):
+    with pytest.raises(
+        DataError, match="hold id, audio, text, times, translation; this task reads 'sound'"
+    ):
         other.refuse_unready()
 
 
