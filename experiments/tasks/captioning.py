@@ -269,7 +269,8 @@ class CaptioningTask(WritesText):
 
     def _nearest(self, pictures: Sequence[Any], examples: Sequence[dict[str, Any]]) -> list[int]:
         """Returns for each picture the index of the readable example whose picture is nearest."""
-        asked, known = np.stack([self._pixels(each) for each in pictures]), len(examples)
+        given: list[Any] = [self._pixels(each) for each in pictures]
+        asked, known = np.stack(given), len(examples)
         best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
         for first in range(0, known, _BLOCK):
             indices = range(first, min(first + _BLOCK, known))
