@@ -75,7 +75,7 @@ def _best(
     other: Examples,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Returns what the candidate says of a view that is best on validation, the first of equal ones.
+    """Returns the classes [n] said by the candidate that is best on validation, the first of equal ones.
 
     Trees take one thread: several wait for each other, and beside other work take twenty times as long.
     """

@@ -11,7 +11,7 @@ were trained as one, each is scored, and then the ranks by the mean of their log
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,13 +50,15 @@ def main() -> None:
     members = list(members_of(task.config)) or [None]
     each = {member: parameters(task, workdir, options.step, member) for member in members}
     for language, examples in by_language(task, options.split, options.limit).items():
-        found = []
-        for member, params in each.items():
-            read, own = compare(task, params, language, examples, options.num_beams, member)
-            found.append(own)
+        examples = task.readable(examples)
+        others = task.copied(examples)
+        found = [
+            compare(task, params, language, examples, others, options.num_beams, member)
+            for member, params in each.items()
+        ]
         if len(found) > 1 and not task.config.train.get("sweep"):
             print(f"{language or 'captions'}, the mean of {len(found)} seeds' log-likelihoods")
-            print_found(ranks(np.mean(found, 0)), read)
+            print_found(ranks(np.mean(found, 0)), examples)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
@@ -72,14 +74,14 @@ def compare(
     params: Any,
     language: str,
     examples: Sequence[dict],
+    others: Mapping[str, Sequence[str]],
     num_beams: int | None,
     member: str | None = None,
-) -> tuple[Sequence[dict], np.ndarray]:
-    """Prints the table of one language; returns the examples that can be read, and ``log_likelihoods``."""
+) -> np.ndarray:
+    """Prints the table of one language, beside ``others`` captions, and returns its ``log_likelihoods``."""
     begun = time.perf_counter()
-    examples, written = task.texts(params, examples, num_beams)
-    others = {name.replace("_", " "): texts for name, texts in task.copied(examples).items()}
-    rows = {"the run": written} | others
+    rows = {"the run": task.texts(params, examples, num_beams)[1]}
+    rows |= {name.replace("_", " "): list(texts) for name, texts in others.items()}
     groups = [example["group"] for example in examples]
     right = [task.text_of(example) for example in examples]
     name = ", ".join(filter(None, (language or "captions", member)))
@@ -91,7 +93,7 @@ def compare(
     likelihoods = of_pairs(task, params, examples)
     print_found(ranks(likelihoods), examples)
     print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
-    return examples, likelihoods
+    return likelihoods
 
 
 def print_found(ranks: np.ndarray, examples: Sequence[dict]) -> None:

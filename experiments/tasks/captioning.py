@@ -229,15 +229,18 @@ class CaptioningTask(WritesText):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of trigrams, and of the captions of ``copied``."""
-        found, every = super().baselines(split), self.examples(split)
-        examples = [each for each in every if self._pixels(each["source"]) is not None]
+        found, examples = super().baselines(split), self.readable(self.examples(split))
         for name, captions in self.copied(examples).items():
             scores = self.text_scores(examples, captions)
             found |= {f"{name}_{metric}": score for metric, score in scores.items()}
         return found
 
+    def readable(self, examples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the examples whose pictures can be read."""
+        return [each for each in examples if self._pixels(each["source"]) is not None]
+
     def copied(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-        """Returns captions of training pictures for examples, each in the language of the example.
+        """Returns captions [n] of training pictures for n examples, each in the language of the example.
 
         They are those of the picture nearest in L2 distance of prepared pixels, and the most frequent ones,
         the first of those that are equally frequent.
@@ -268,7 +271,7 @@ class CaptioningTask(WritesText):
         return example["target"][0] if self.languages else None
 
     def _nearest(self, pictures: Sequence[Any], examples: Sequence[dict[str, Any]]) -> list[int]:
-        """Returns for each picture the index of the readable example whose picture is nearest."""
+        """Returns the index [n] of the readable example whose picture is nearest, for n pictures."""
         given: list[Any] = [self._pixels(each) for each in pictures]
         asked, known = np.stack(given), len(examples)
         best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)

@@ -185,7 +185,7 @@ class TextTask(base.Task):
         """Returns ``outcomes`` of texts, one in each row; ``losses(params, batch)`` are ``sums_of_rows``."""
         examples = self.examples(split)
         weight, nll = self.of_examples(losses, params, split).tolist()
-        every = [(i, examples[i]) for i in range(len(examples))]
+        every = ((i, examples[i]) for i in range(len(examples)))
         groups = [str(each.get("family", each.get("group", i))) for i, each in every]
         return {"group": groups, "weight": weight, "nll": nll}
 
