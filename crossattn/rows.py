@@ -7,7 +7,7 @@ other code calls ``own_rows``.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,11 +102,17 @@ def draws_rows(jaxpr: Any) -> bool:
             return True
         if _DRAWN in str(equation.params.get("name")):
             continue
-        for inner in jax.tree.leaves(list(equation.params.values())):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns") and draws_rows(inner):
-                return True
+        if any(map(draws_rows, programs_of(equation))):
+            return True
     return False
+
+
+def programs_of(equation: Any) -> Iterator[Any]:
+    """Yields the programs in an equation's parameters, such as bodies, without rules of differentiation."""
+    for inner in jax.tree.leaves(list(equation.params.values())):
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+            yield inner
 
 
 def of_all_rows(total: Any) -> Any:

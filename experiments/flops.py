@@ -5,12 +5,13 @@ for each; attention counts whole, whatever its mask hides, and rematerialised pr
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from crossattn import use_backend
+from crossattn.rows import programs_of
 from crossattn.train.config import Task
 from experiments.chips import CHIPS, KINDS
 
@@ -64,7 +65,7 @@ def products(jaxpr: Any) -> int:
             total += max(products(branch) for branch in eqn.params["branches"])
         else:
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            total += times * sum(products(inner) for inner in _inner(eqn.params))
+            total += times * sum(products(inner) for inner in programs_of(eqn))
     return total
 
 
@@ -84,11 +85,3 @@ def _convolution(eqn: Any) -> int:
 def _attention(eqn: Any) -> int:
     q, k, v = (x.aval.shape for x in eqn.invars[:3])  # [B T N H], [B S K H], [B S K Hv]
     return 2 * math.prod(q[:-1]) * k[-3] * (q[-1] + v[-1])
-
-
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Yields the programs in an equation's parameters, without its rules of differentiation."""
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                yield one

@@ -1,8 +1,8 @@
 """Several runs in one program: members differ in their seed, or in numbers of the optimiser.
 
 Parameters, optimiser state and batches get a leading axis of members, over which the training step is
-vmapped, or on CPU looped; on a mesh with an axis ``seed`` it is split along that. Each member computes the
-numbers of its run alone, up to rounding.
+vmapped, or on CPU looped unless it has convolutions; on a mesh with an axis ``seed`` it is split along that.
+Each member computes the numbers of its run alone, up to rounding.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from crossattn.rows import programs_of
 from crossattn.train.state import TrainState, from_json, to_json
 
 SWEPT = ("learning_rate", "final_fraction", "weight_decay", "clip_norm", "b1", "b2", "eps")
@@ -162,12 +163,15 @@ def mapped(call: Callable, in_axes: Any, out_axes: Any, along: str | None) -> Ca
 def each_step(step: Callable, along: str | None) -> Callable:
     """Returns the step of all members: of one after the other on CPU, and elsewhere of all at once.
 
-    On CPU one member fills the cores, and XLA's batched products are slower than its plain ones.
+    On CPU one member fills the cores, and XLA's batched products are slower than its plain ones. A loop slows
+    the gradients of convolutions, which XLA computes by a fast routine outside loops alone: a step that has
+    some is of all members at once on CPU, too.
 
     Args:
       step: (state, *arguments) -> (state, metrics) of one member.
       along: the mesh axis that splits members.
     """
+    step = jax.jit(step)  # traced once for all of these
 
     def in_turn(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
         def one(member: Any) -> tuple[TrainState, Any]:
@@ -182,9 +186,24 @@ def each_step(step: Callable, along: str | None) -> Callable:
         axes = (STATE, *(0 for _ in arguments))
         return mapped(step, axes, (STATE, 0), along)(state, *arguments)
 
-    if along is not None:
-        return at_once
-    return lambda *given: jax.lax.platform_dependent(*given, cpu=in_turn, default=at_once)
+    def of_all(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
+        trees = state.params, state.opt_state, state.ema
+        trees, own = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (trees, arguments)
+        )
+        if _convolves(jax.make_jaxpr(step)(TrainState(state.step, *trees), *own)):
+            return at_once(state, *arguments)
+        return jax.lax.platform_dependent(state, *arguments, cpu=in_turn, default=at_once)
+
+    return of_all if along is None else at_once
+
+
+def _convolves(program: Any) -> bool:
+    return any(
+        equation.primitive.name == "conv_general_dilated"
+        or any(map(_convolves, programs_of(equation)))
+        for equation in program.eqns
+    )
 
 
 def spread(name: str, values: Sequence[float], members: Sequence[Member]) -> dict[str, float]:

@@ -4,9 +4,10 @@
     python -m experiments.bench.steps --config=configs/wmt14_de_en.py --torch
     python -m experiments.bench.steps --config=experiments/bench/published.py:vit_b16
 
-The step is that of ``train``, the batch has the sizes of the config. Prints seconds of a step, tokens or rows
-a second, MFU and memory; ``experiments.plan`` estimates the same for devices that are not here. ``--torch``
-also times a Marian of ``transformers`` with the sizes of a translator on the same arrays.
+The step is that of ``train``, of all seeds where a run has several; the batch has the sizes of the config.
+Prints seconds of a step, tokens or rows of a seed a second, MFU and memory; ``experiments.plan`` estimates
+the same for devices that are not here. ``--torch`` also times a Marian of ``transformers`` with the sizes of
+a translator on the same arrays.
 """
 
 import time
@@ -19,7 +20,7 @@ import numpy as np
 from absl import flags
 
 from crossattn.train.program import Program, make_program
-from crossattn.train.sharding import make_mesh, row_shares, spread_batch
+from crossattn.train.sharding import make_mesh, put_batch, row_shares, spread_batch
 from experiments import flops, launch
 from experiments.bench import contest
 from experiments.bench.translation_step import torch_step
@@ -44,12 +45,13 @@ def main(arguments: Sequence[str]) -> None:
     program = make_program(task, values, mesh)
     shapes = task.batch_shapes(row_shares(mesh))
     batch = filled(shapes, config.get("tokenizer", {}).get("vocab_size", 2))
+    given = batch_of_all(batch, program, len(values.members))
     device = jax.devices()[0]
     print(
         f"{contest.machine()}; {jax.device_count()} x {device.device_kind}; jax {jax.__version__}"
     )
     start = time.perf_counter()
-    call = stepping(program, batch)
+    call = stepping(program, given)
     call(1)
     compiled = time.perf_counter() - start
     seconds = timed(call)
@@ -98,10 +100,17 @@ def filled(shapes: dict[str, jax.ShapeDtypeStruct], vocabulary: int) -> dict[str
     return batch
 
 
-def stepping(program: Program, batch: dict[str, np.ndarray]) -> Callable[[int], None]:
+def batch_of_all(batch: dict[str, np.ndarray], program: Program, members: int) -> Any:
+    """Places a batch on the devices, once for each member of a run that has members."""
+    if not members:
+        return jax.device_put(spread_batch(batch, program.mesh))
+    copies = {name: np.stack([x] * members) for name, x in batch.items()}
+    return jax.device_put(put_batch(copies, program.mesh, True, program.along))
+
+
+def stepping(program: Program, given: Any) -> Callable[[int], None]:
     """Returns a call of so many steps, of which each waits for the one before."""
     state: Any = jax.jit(program.fresh, out_shardings=program.sharding)(program.key)
-    given = jax.device_put(spread_batch(batch, program.mesh))
 
     def call(count: int) -> None:
         nonlocal state

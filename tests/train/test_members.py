@@ -18,6 +18,7 @@ from crossattn.train.losses import cross_entropy
 from crossattn.train.optim import OptimConfig
 from crossattn.train.program import make_program, schedule_of
 from crossattn.train.sharding import MeshConfig, make_mesh, put_batch
+from crossattn.train.state import TrainState
 from crossattn.train.writers import Console
 from experiments.plan.collectives import collectives
 from experiments.plan.hlo import Module
@@ -213,6 +214,26 @@ def test_members_are_looped_over_on_cpu_and_batched_elsewhere(platform, loops):
     shapes = jax.eval_shape(lambda: next(batch))
     lowered = program.step.trace(program.target, shapes).lower(lowering_platforms=(platform,))
     assert ("stablehlo.while" in lowered.as_text()) == loops
+
+
+def test_a_step_with_convolutions_is_of_all_members_at_once_and_equals_each():
+    def step(state, x):
+        def loss(w):
+            return jnp.sum(jnp.sin(jnp.convolve(x, w)))
+
+        value, gradient = jax.value_and_grad(loss)(state.params)
+        return TrainState(state.step + 1, state.params - gradient, (), None), value
+
+    weights, x = (jax.random.normal(each, (3, 8)) for each in jax.random.split(jax.random.key(0)))
+    together = jax.jit(members.each_step(step, None))
+    state = TrainState(jnp.zeros((), jnp.int32), weights, (), None)
+    assert "stablehlo.while" not in together.lower(state, x).as_text()
+    new, losses = together(state, x)
+    for member in range(3):
+        alone, loss = step(TrainState(state.step, weights[member], (), None), x[member])
+        np.testing.assert_allclose(new.params[member], alone.params, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(losses[member], loss, rtol=1e-5)
+    assert new.step == 1
 
 
 @pytest.mark.parametrize(
