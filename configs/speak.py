@@ -1,7 +1,7 @@
 """Text to speech: one voice of espeak-ng reads short sentences of LibreOffice's help.
 
 Arguments: a second voice that begins with that run, asterisk (prompts of a telephone exchange, English) or
-stamps (captions, French), of whose letters no times are known; tiny.
+stamps (captions, French), whose letters' times espeak-ng's readings of them tell; tiny.
 
     python -m experiments.train --config=configs/speak.py --workdir=runs/speak
     python -m experiments.train --config=configs/speak.py:asterisk --workdir=runs/prompts_voice
@@ -77,14 +77,13 @@ def _second(config: ConfigDict, voice: str) -> None:
     config.init = {"from": placeholder(str)}
     if voice == "asterisk":
         config.data.options = dict(spelled=True, max_seconds=3.6)
-        config.data.update(name="asterisk", source_len=64)
+        config.data.update(name="asterisk", source_len=64, timed_by="en-us")
     else:
         letters = LETTERS + FRENCH + 'ä-!:;()="“”0123456789'
         config.init.new = "^letters"  # of another language
         config.data.options = dict(voice="fr")
         config.data.update(name="stamps/fr", text="caption", sound="sound", letters=letters)
-        config.data.update(source_len=160, max_frames=736, mode="bucket")
-    config.loss.update(alignment="diagonal", alignment_weight=1.0)
+        config.data.update(source_len=160, max_frames=736, mode="bucket", timed_by="fr")
     config.optim.update(learning_rate=3e-3, warmup_steps=50)
     config.train.update(steps=600, eval_every=100)
     config.checkpoint.every = 100

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("run", help="work directory of text_to_speech or transcription")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument("--member", metavar="NAME", help="of several seeds, seed_1; the first")
     parser.add_argument("--model", default="tiny.en", metavar="NAME", help="a Whisper; tiny.en")
     parser.add_argument("--limit", type=int, default=64, metavar="N", help="most sentences; 64")
     options = parser.parse_args()
@@ -41,7 +42,7 @@ def main() -> None:
     task = task_of(workdir)
     config = task.config
     if isinstance(task, TextToSpeechTask):
-        params = parameters(task, workdir, options.step)
+        params = parameters(task, workdir, options.step, options.member)
         texts, sounds = spoken(task, params, options.split, options.limit)
     elif isinstance(task, TranscriptionTask):
         examples = task.examples(options.split, options.limit)

@@ -18,17 +18,22 @@ from jaxtyping import Float
 from crossattn import decode
 from crossattn.data.errors import DataError
 from crossattn.data.features import Letters, Vectors
-from crossattn.data.features.sound import frames_of
+from crossattn.data.features.sound import frames_of, samples_of
 from crossattn.data.mel import HOP, RATE
+from crossattn.decode.speech.timing import warp
 from crossattn.nn.sublayers import split
 from crossattn.train.alignment_losses import diagonal_attention, relative_distance
 from crossattn.train.sharding import everywhere, mesh_of
 from crossattn.types import Count, NonNegative, Positive, Rate
+from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
+from experiments.tasks.forced_alignment import letter_times
 from experiments.tasks.times import AlignmentInTime, refuse_other_times, times_loss
 
 NEAR = 0.1 + 1e-6
 """Relative distance from the diagonal, and of lengths, that is counted as near: a tenth, rounded or not."""
+
+_TOGETHER = 64  # recordings in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +45,15 @@ class SpeechData(sections.Recordings):
       source_len: the most letters of a text, its end included.
       max_frames: the longest recording, in hundredths of a second.
       mode: like lengths in a batch, or all batches of one shape.
+      timed_by: the voice of espeak-ng, such as fr, that says each text too, so that recordings without times
+        of letters get them (``experiments.tasks.forced_alignment``); None takes the examples' own.
     """
 
     letters: str
     source_len: sections.Length
     max_frames: Annotated[int, "[1, 6000]"]
     mode: Literal["bucket", "pad"] = "bucket"
+    timed_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +123,23 @@ class TextToSpeechTask(base.Task):
         self._timed = self.options.alignment == "times"
         self._framed: dict[str, list[dict[str, Any]]] = {}
 
+    @classmethod
+    def check(cls, config: Any) -> None:
+        super().check(config)
+        voice, alignment = (
+            config.data.get("timed_by"),
+            SpeechLoss(**config.get("loss", {})).alignment,
+        )
+        if voice is not None and alignment != "times":
+            raise SettingsError(
+                f"config.data.timed_by is {voice!r}, but config.loss.alignment is {alignment!r}, which reads"
+                " no times of letters; take 'times', or leave timed_by None."
+            )
+
     def refuse_unready(self) -> None:
         """Raises DataError where examples lack a value."""
-        times = ["times"] if self._timed else []
+        own = self._timed and self.config.data.get("timed_by") is None
+        times = ["times"] if own else []
         self.corpus.refuse_lacking(*SpeechData.names(self.config.data), *times)
 
     def sizes(self) -> dict[str, Any]:
@@ -144,7 +166,10 @@ class TextToSpeechTask(base.Task):
         """Returns examples {"id", "source", "target"}, and "place" of known times; all are computed once."""
         every, framed = self.corpus.split(split), self._framed.setdefault(split, [])
         asked = range(len(every))[:count]
-        framed += [self._with_frames(every[i]) for i in asked[len(framed) :]]
+        for start in range(len(framed), len(asked), _TOGETHER):
+            own = [every[i] for i in asked[start : start + _TOGETHER]]
+            found = [self._with_frames(example) for example in own]
+            framed += self._with_places(own, found) if self._timed else found
         return framed[:count]
 
     def _with_frames(self, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,15 +178,32 @@ class TextToSpeechTask(base.Task):
             target = self.grouped(frames_of(sound, self.model_config.mels))
         except DataError as error:
             raise DataError(f"example {example['id']}: {error}") from None
-        found = {"id": example["id"], "source": text, "target": target}
-        if not self._timed:
-            return found
-        times = np.asarray(example["times"])
-        refuse_other_times(example, self.letters.length(text) - 1)
-        seconds = (np.arange(len(target)) + 0.5) * self.model_config.group * HOP / RATE
-        # A letter is read from its begin on, by its middle half a letter later.
-        place = np.interp(seconds, times, np.arange(len(times))) - 0.5
-        return found | {"place": place[:, None].astype(np.float32)}
+        return {"id": example["id"], "source": text, "target": target}
+
+    def _with_places(
+        self, examples: Sequence[Mapping[str, Any]], framed: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        found = []
+        for times, of_one in zip(self._times(examples), framed, strict=True):
+            seconds = (
+                (np.arange(len(of_one["target"])) + 0.5) * self.model_config.group * HOP / RATE
+            )
+            # A letter is read from its begin on, by its middle half a letter later.
+            place = np.interp(seconds, times, np.arange(len(times))) - 0.5
+            found.append(of_one | {"place": place[:, None].astype(np.float32)})
+        return found
+
+    def _times(self, examples: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
+        """Returns when each letter of the examples begins, and the last ends."""
+        sound, text = SpeechData.names(self.config.data)
+        voice, data_dir = (self.config.data.get(name) for name in ("timed_by", "data_dir"))
+        if voice is not None:
+            texts = [self.letters.text(example[text]) for example in examples]
+            sounds = [samples_of(example[sound]) for example in examples]
+            return letter_times(texts, sounds, voice, data_dir)
+        for example in examples:
+            refuse_other_times(example, self.letters.length(example[text]) - 1)
+        return [np.asarray(example["times"]) for example in examples]
 
     def grouped(self, frames: Float[np.ndarray, "F M"]) -> Float[np.ndarray, "T G"]:
         """Returns groups of frames, the last filled with the least value."""
@@ -334,20 +376,8 @@ def warped(said: Float[np.ndarray, "F M"], target: Float[np.ndarray, "T M"]) -> 
 
     Source: dynamic time warping, Sakoe and Chiba 1978.
     """
-    F, T = len(said), len(target)
     cost = np.stack([np.abs(frame - target).mean(-1) for frame in said.astype(np.float64)])
-    best = np.full((F + 1, T + 1), np.inf)
-    best[0, 0], length = 0.0, np.zeros((F + 1, T + 1))
-    for diagonal in range(2, F + T + 1):
-        i = np.arange(max(1, diagonal - T), min(F, diagonal - 1) + 1)
-        j = diagonal - i
-        froms = (i - 1, j - 1), (i - 1, j), (i, j - 1)
-        sums = np.stack([best[place] for place in froms])
-        chosen = sums.argmin(0)
-        steps = np.stack([length[place] for place in froms])
-        best[i, j] = cost[i - 1, j - 1] + sums.min(0)
-        length[i, j] = 1 + np.take_along_axis(steps, chosen[None], axis=0)[0]
-    return float(best[F, T] / length[F, T])
+    return float(cost[warp(cost)].mean())
 
 
 def nearest(known: Sequence[str], asked: Sequence[str]) -> list[int]:

@@ -41,7 +41,20 @@ class Letters(Feature):
         return FIRST + len(self.letters)
 
     def length(self, value: Any) -> int:
-        return len(_text(value)) + 1
+        return len(self.text(value)) + 1
+
+    def text(self, value: Any) -> str:
+        """Returns a text as it is read, in small letters and with single blanks.
+
+        Raises:
+            DataError: it is empty or no text.
+        """
+        if not isinstance(value, str):
+            raise DataError(f"{type(value).__name__} came; expected a text, str")
+        text = " ".join(value.lower().split())
+        if not text:
+            raise DataError("the text is empty; expected a sentence")
+        return text
 
     def prepare(self, value: Any) -> Int[np.ndarray, " letters"]:
         """Returns the ids of a text, cut to the longest before its end.
@@ -49,7 +62,7 @@ class Letters(Feature):
         Raises:
             DataError: it is empty or no text, or has a letter that is none of these.
         """
-        text = _text(value)
+        text = self.text(value)
         if unknown := sorted(set(text) - self._ids.keys()):
             raise DataError(
                 f"the text has {', '.join(map(repr, unknown[:5]))}; expected letters of {self.letters!r}"
@@ -63,14 +76,4 @@ class Letters(Feature):
 
     def shown(self, value: Any) -> Sequence[str]:
         """Returns what stands at each place: the letters, and "∎" for the end."""
-        return [*_text(value)[: self.max_length - 1], "∎"]
-
-
-def _text(value: Any) -> str:
-    """Returns a text in small letters, with single blanks."""
-    if not isinstance(value, str):
-        raise DataError(f"{type(value).__name__} came; expected a text, str")
-    text = " ".join(value.lower().split())
-    if not text:
-        raise DataError("the text is empty; expected a sentence")
-    return text
+        return [*self.text(value)[: self.max_length - 1], "∎"]

@@ -115,7 +115,7 @@ def _words(text: str) -> list[str]:
     return re.findall("[a-z']+", text)
 
 
-def _sounding(audio: Float[np.ndarray, " samples"]) -> slice:
+def sounding(audio: Float[np.ndarray, " samples"]) -> slice:
     """Returns the part without the silence around it."""
     loud = np.flatnonzero(np.abs(audio) > _SILENT * np.abs(audio).max())
     return slice(max(loud[0] - HOP, 0), loud[-1] + 2 * HOP) if len(loud) else slice(None)
@@ -161,6 +161,21 @@ def _spoken(
     _refuse_failed(done, voice)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     return [(read_audio(io.BytesIO(base64.b64decode(x["wav"]))), x["events"]) for x in found]
+
+
+def lettered(
+    texts: Sequence[str], voice: str, data_dir: Any = None
+) -> list[tuple[Float[np.ndarray, " samples"], Float[np.ndarray, " ends"]]]:
+    """Returns what a voice says, without the silence around it, and the ``letter_times`` of each text.
+
+    Raises: as ``timed``.
+    """
+    found = []
+    for text, (audio, events) in zip(texts, _spoken(texts, voice, data_dir), strict=True):
+        part = sounding(audio)
+        times = letter_times(text, events) - np.float32((part.start or 0) / RATE)
+        found.append((audio[part], times))
+    return found
 
 
 def words_of(text: str, events: Events) -> list[Word]:
@@ -253,11 +268,9 @@ def _made(texts: Sequence[str], voice: str, data_dir: Any) -> dict[str, list[np.
     """Returns the sounds of texts without the silence around them, and when their letters begin."""
     sounds, letters = [], []
     for start in range(0, len(texts), _TOGETHER):
-        own = texts[start : start + _TOGETHER]
-        for text, (audio, events) in zip(own, _spoken(own, voice, data_dir), strict=True):
-            part = _sounding(audio)
-            sounds.append(_rounded(audio[part]))
-            letters.append(letter_times(text, events) - np.float32((part.start or 0) / RATE))
+        for audio, times in lettered(texts[start : start + _TOGETHER], voice, data_dir):
+            sounds.append(_rounded(audio))
+            letters.append(times)
     return {"samples": sounds, "times": letters}
 
 
