@@ -23,6 +23,7 @@ from experiments import inputs, launch
 from experiments.runs import MEMBER, NUM_BEAMS, STEP, open_run
 from experiments.tasks.captioning import CaptioningTask
 from experiments.tasks.interleaved import InterleavedTask
+from experiments.tasks.written import words_read
 from experiments.transcribe import LANGUAGE
 
 FLAGS = (
@@ -77,25 +78,6 @@ def language_of(task: Any, chosen: str | None) -> str | None:
         told = ", ".join(task.languages) or "none, so leave it out"
         raise launch.Refused(f"--language is {chosen!r}; the run was told {told}.")
     return chosen
-
-
-def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Averages attention [T h w] over the tokens ``ids`` of each word; a repeated word is numbered."""
-    words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
-    for row in range(len(ids)):
-        # A blank alone belongs to the next word, which begins with the token that adds one.
-        count = len(task.decoded(ids[: row + 1]).split())
-        if count > len(rows):
-            rows[count - 1] = [*range(begun, row + 1)]
-            begun = row + 1
-        elif rows and task.decoded([ids[row]]):
-            rows[count - 1].append(row)
-            begun = row + 1
-    found = {}
-    for word, own in rows.items():
-        name, again = words[word], words[:word].count(words[word])
-        found[f"{name} ({again + 1})" if again else name] = weights[own].mean(0)
-    return found
 
 
 if __name__ == "__main__":

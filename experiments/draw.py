@@ -27,9 +27,9 @@ from crossattn.data import scenes
 from crossattn.data.errors import DataError
 from crossattn.viz.writing import write_whole
 from experiments import launch
-from experiments.caption import words_read
 from experiments.runs import MEMBER, SEED, STEP, open_run
 from experiments.tasks.text_to_image import SAMPLERS, TextToImageTask, pixels
+from experiments.tasks.written import words_read
 
 _GUIDANCE = flags.DEFINE_multi_float(
     "guidance", None, "0 ignores the text, 1 follows it; default: the config's.", lower_bound=0.0

@@ -3,10 +3,12 @@
     python -m experiments.transcribe talk.wav
     python -m experiments.transcribe a.wav b.flac --model=base --language=de --words
     python -m experiments.transcribe talk.wav --plot=attention.png
+    python -m experiments.transcribe prompt.wav --workdir=runs/speech --plot=attention.png
 
 WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or a Whisper
-checkpoint in safetensors: its folder, or its name on the Hugging Face hub. Of several files one that cannot
-be heard does not stop the others; the exit code is then 1.
+checkpoint in safetensors: its folder, or its name on the Hugging Face hub. ``--workdir`` takes a run of
+``transcription`` in its place, whose recordings are at most as long as its window, and have no times. Of
+several files one that cannot be heard does not stop the others; the exit code is then 1.
 """
 
 from collections.abc import Sequence
@@ -15,15 +17,19 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+from jaxtyping import Float
 
 from crossattn import viz, weights
 from crossattn.data.audio import read_audio
-from crossattn.data.mel import HOP, log_mel
+from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.speech.transcribe import Transcriber
 from crossattn.decode.speech.transcript import FRAME, TIME, Transcript
 from crossattn.weights.hub import find_folder
 from experiments import fetch_weights, inputs, launch
+from experiments.runs import MEMBER, NUM_BEAMS, STEP, open_run
+from experiments.tasks.transcription import TranscriptionTask
+from experiments.tasks.written import words_read
 
 MODEL = flags.DEFINE_string(
     "model", "tiny.en", "tiny.en, base, the folder of a checkpoint, or its name on the hub."
@@ -37,7 +43,8 @@ _TASK = flags.DEFINE_enum(
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
 INT8 = flags.DEFINE_bool("int8", False, "Hold the weights as int8 (needs qwix).")
-FLAGS = (MODEL, LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
+_OF_MODELS = (MODEL, LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, INT8)
+FLAGS = (*_OF_MODELS, launch.PLOT, launch.CONFIG, launch.WORKDIR, STEP, MEMBER, NUM_BEAMS)
 _COLUMNS = 90  # of a picture
 
 
@@ -47,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     launch.need("soundfile", "soxr", install="crossattn[speech]")
     launch.keep_compiled()
     picture = launch.picture()
+    if launch.WORKDIR.value:
+        return _by_run(arguments, picture)
     words = _WORDS.value or picture is not None
     transcriber = open_whisper(MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
     tokens = transcriber.tokens
@@ -60,7 +69,33 @@ def main(arguments: Sequence[str]) -> int:
         (transcript,) = transcriber([frames], LANGUAGE.value)
         _print(transcript)
         if own:
-            _draw(transcriber, frames, transcript, own)
+            _draw_words(transcriber, frames, transcript, own)
+
+    return inputs.each_file(arguments, picture, use)
+
+
+def _by_run(arguments: Sequence[str], picture: Path | None) -> int:
+    """Writes what each recording says as a run hears it."""
+    if given := [f"--{flag.name}" for flag in _OF_MODELS if flag.present]:
+        raise launch.Refused(f"{', '.join(given)} is of a model; leave it out, or --workdir.")
+    _, task, params = open_run(TranscriptionTask)
+    writer, weights = task.writer(params, NUM_BEAMS.value), task.read_weights(params)
+    prompt, feature = np.array(task.prompts([], [0]), np.int32), task.features["source"]
+
+    def use(path: str, own: Path | None) -> None:
+        samples = read_audio(path)
+        sound = feature.prepare(samples)[None]
+        ids = writer(sound, prompt)[0]
+        text = task.decoded(ids.tolist()).strip()
+        print(f"{path}: {text}" if len(arguments) > 1 else text, flush=True)
+        if own is None:
+            return
+        read = weights(sound, np.concatenate([prompt, ids[None]], 1))[0, prompt.shape[1] - 1 :]
+        rows = words_read(task, ids.tolist(), read)
+        if not rows:
+            raise launch.Refused(f"the run hears no word in {path}, so there is nothing to draw.")
+        heard = np.stack([*rows.values()])[:, : round(len(samples) / RATE / TIME)]
+        _draw(heard, [*rows], own, title="cross-attention over time, the mean of layers and heads")
 
     return inputs.each_file(arguments, picture, use)
 
@@ -124,13 +159,29 @@ def _print(transcript: Transcript) -> None:
         print(f"[{_clock(own.start)} - {_clock(own.end)}] {own.text.strip()}", flush=True)
 
 
-def _draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path) -> None:
+def _draw_words(
+    transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path
+) -> None:
     """Draws the attention of each word of the first window over time, with the word's time outlined."""
     window = frames[: transcriber.build.config.max_frames]
     words = [word for word in transcript.words if word.end <= len(window) * FRAME]
     if not words:
         raise launch.Refused("nothing was said in the first window, so there is nothing to draw.")
     seen = transcriber.attention(window, [word.text for word in words], transcript.language)
+    texts = [word.text.strip() for word in words]
+    title = f"cross-attention of {len(transcriber.heads)} heads over time"
+    _draw(seen, texts, path, [(word.start, word.end) for word in words], title=title)
+
+
+def _draw(
+    seen: Float[np.ndarray, "W S"],
+    texts: Sequence[str],
+    path: Path,
+    times: Sequence[tuple[float, float]] = (),
+    *,
+    title: str,
+) -> None:
+    """Draws the attention of texts to the encoder's vectors, with the times of texts outlined."""
     width = -(-seen.shape[1] // _COLUMNS)  # vectors of the encoder in a cell
     cells = np.add.reduceat(seen, np.arange(0, seen.shape[1], width), axis=1)
     marks = [
@@ -138,12 +189,10 @@ def _draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, 
     ]
     links = [
         (cell, row)
-        for row, word in enumerate(words)
-        for cell in range(round(word.start / TIME) // width, round(word.end / TIME) // width)
+        for row, (start, end) in enumerate(times)
+        for cell in range(round(start / TIME) // width, round(end / TIME) // width)
         if cell < cells.shape[1]
     ]
-    title = f"cross-attention of {len(transcriber.heads)} heads over time"
-    texts = [word.text.strip() for word in words]
     viz.save(viz.alignment(cells, marks, texts, links=links, title=title), path)
 
 

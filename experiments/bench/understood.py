@@ -2,11 +2,12 @@
 
     python -m experiments.bench.understood runs/speak --split=test --step=best --limit=64
     python -m experiments.bench.understood runs/speech --limit=600
+    python -m experiments.bench.understood runs/french_voice --model=base --language=fr
 
-Whisper tiny.en writes down the same sentences three times: as the model speaks them, as the recordings sound
-after the same vocoder (whose frames are the true ones), and as the recordings are; of a run of transcription,
-only the recordings. Word errors are those of ``experiments.word_errors``, with texts normalised alike and
-intervals of 95 % by a bootstrap over sentences.
+A Whisper, tiny.en unless another is named, writes down the same sentences three times: as the model speaks
+them, as the recordings sound after the same vocoder (whose frames are the true ones), and as the recordings
+are; of a run of transcription, only the recordings. Word errors are those of ``experiments.word_errors``,
+with texts normalised alike and intervals of 95 % by a bootstrap over sentences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
     parser.add_argument("--member", metavar="NAME", help="of several seeds, seed_1; the first")
     parser.add_argument("--model", default="tiny.en", metavar="NAME", help="a Whisper; tiny.en")
+    parser.add_argument("--language", default="en", metavar="CODE", help="of the texts; en")
     parser.add_argument("--limit", type=int, default=64, metavar="N", help="most sentences; 64")
     options = parser.parse_args()
     workdir = folder(options.run)
@@ -54,7 +56,9 @@ def main() -> None:
         )
     whisper = open_whisper(options.model)
     for name, own in sounds.items():
-        heard = [each.text for each in whisper([frames_of(x, whisper) for x in own], "en")]
+        heard = [
+            each.text for each in whisper([frames_of(x, whisper) for x in own], options.language)
+        ]
         errors, words = word_errors(texts, heard).T
         rate = ratio(100.0 * errors, words, texts)
         print(f"{name:<28} {rate} % of words, {len(texts)} sentences", flush=True)

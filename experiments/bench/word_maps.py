@@ -21,11 +21,11 @@ from crossattn.data.features import Image
 from crossattn.train.storage import folder
 from experiments import launch
 from experiments.bench.captions import by_language
-from experiments.caption import words_read
 from experiments.intervals import difference, ratio
 from experiments.options import Options
 from experiments.runs import parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
+from experiments.tasks.written import words_read
 
 _TONES = {f"1F3F{digit}" for digit in "BCDEF"}
 _DIFFERS = 0.1  # of a colour from 0 to 1, between two skin tones

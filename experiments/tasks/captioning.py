@@ -295,27 +295,15 @@ class CaptioningTask(WritesText):
         except Unreadable:
             return None
 
-    def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
-        """Returns a function from pictures [B H W C] and tokens [B T] to weights of patches [B T-1 h w].
-
-        They are means over all layers and heads; row t belongs to the step that predicts token t+1.
-        """
-        read = self.head_weights(params)
-        return lambda source, tokens: read(source, tokens).mean((0, 2))
-
     def head_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
-        """Returns the function of ``read_weights`` with all layers and heads, [L B N T-1 h w]."""
+        """Returns a function from pictures [B H W C] and tokens [B T] to patches' weights [L B N T-1 h w]."""
+        read, patches = super().head_weights(params), self.bind(params).encoder.patches
 
-        def weights(p: Any, source: Any, tokens: Any) -> Any:
-            model = self.bind(p)
-            _, weights = model.hidden(source, tokens[:, :-1], return_weights=True)
-            patches = model.encoder.patches
-            grid = patches.grid(source.shape[1:3])
-            read = weights[..., patches.tokens :]
-            return read.reshape(*read.shape[:4], *grid)
+        def weights(source: Any, tokens: Any) -> np.ndarray:
+            found = read(source, tokens)[..., patches.tokens :]
+            return found.reshape(*found.shape[:4], *patches.grid(source.shape[1:3]))
 
-        call = jax.jit(weights)
-        return lambda source, tokens: np.asarray(call(params, source, tokens))
+        return weights
 
     def without_heads(self, params: Any) -> Callable[[Any, Any], Any]:
         """Returns ``without_each_head`` as a function of pictures and tokens, [1 + L N B T-1] each."""

@@ -172,6 +172,23 @@ class WritesText(TextTask):
             self.seen({"source": source})["source"], prefix=prefix
         )
 
+    def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """Returns a function from source [B ...] and tokens [B T] to weights [B T-1 S] of what is read.
+
+        They are means over all layers and heads; row t belongs to the step that predicts token t+1.
+        """
+        read = self.head_weights(params)
+        return lambda source, tokens: read(source, tokens).mean((0, 2))
+
+    def head_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """Returns the function of ``read_weights`` with all layers and heads, [L B N T-1 S]."""
+
+        def weights(p: Any, source: Any, tokens: Any) -> Any:
+            return self.bind(p).hidden(source, tokens[:, :-1], return_weights=True)[1]
+
+        call = jax.jit(weights)
+        return lambda source, tokens: np.asarray(call(params, source, tokens))
+
     def decoded(self, ids: list[int]) -> str:
         """Returns the text of tokens."""
         return self.corpus.tokenizer.decode(ids)
@@ -187,3 +204,22 @@ class WritesText(TextTask):
 
     def _batches(self, examples: Sequence[dict[str, Any]], rows: int) -> EvalBatches:
         return feature_eval_batches(examples, self.features, batch_size=rows)
+
+
+def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Averages attention [T ...] over the tokens ``ids`` of each word; a repeated word is numbered."""
+    words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
+    for row in range(len(ids)):
+        # A blank alone belongs to the next word, which begins with the token that adds one.
+        count = len(task.decoded(ids[: row + 1]).split())
+        if count > len(rows):
+            rows[count - 1] = [*range(begun, row + 1)]
+            begun = row + 1
+        elif rows and task.decoded([ids[row]]):
+            rows[count - 1].append(row)
+            begun = row + 1
+    found = {}
+    for word, own in rows.items():
+        name, again = words[word], words[:word].count(words[word])
+        found[f"{name} ({again + 1})" if again else name] = weights[own].mean(0)
+    return found

@@ -14,12 +14,13 @@ from configs import emoji_captions, finetune
 from crossattn import functional
 from crossattn.data.errors import DataError
 from crossattn.train.evaluate import caption_scores
-from experiments import caption, train
+from experiments import train
 from experiments.bench import captions as bench
 from experiments.errors import SettingsError
 from experiments.runs import parameters
 from experiments.settings import check, model_config, saved_config
 from experiments.tasks import make_task
+from experiments.tasks.written import words_read
 from tests.experiments.conftest import ROOT
 from tests.experiments.test_explore import views_of
 from tests.peers import package
@@ -198,7 +199,7 @@ def test_words_read_what_their_tokens_do_at_the_mean(task, params):
     ids = task.corpus.tokenizer.encode("a redder a squarish")
     pieces = task.corpus.tokenizer.tokens(ids)
     weights = RNG.random((len(ids) + 1, 4, 4))
-    found = caption.words_read(task, [*ids, 2], weights)
+    found = words_read(task, [*ids, 2], weights)
     assert list(found) == ["a", "redder", "a (2)", "squarish"]
     assert len(ids) > 6
     words, owner = -1, []

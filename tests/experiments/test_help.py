@@ -202,7 +202,7 @@ def test_none_is_a_value_of_every_key_that_may_be_none(launched, name):
 
 def test_help_on_something_else(refused):
     assert "expected --help or --help=config." in refused("train", "--help=flags")
-    assert "there is no --help=config; expected --help." in refused("transcribe", "--help=config")
+    assert "there is no --help=config; expected --help." in refused("compare", "--help=config")
 
 
 def test_keys_that_a_config_leaves_out_or_has_as_none_can_be_set(launched):

@@ -16,10 +16,12 @@ from crossattn.data.mel import RATE, log_mel, mel_centres
 from crossattn.data.sources import tones
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import word_errors
-from experiments import train
+from crossattn.train.storage import folder
+from experiments import train, transcribe
 from experiments.bench import understood
 from experiments.errors import SettingsError
 from experiments.intervals import ratio
+from experiments.runs import parameters
 from experiments.settings import check
 from experiments.tasks import make_task
 from experiments.tasks.augmentation import warped
@@ -290,3 +292,51 @@ def test_tones_are_learnt_from_nothing_and_not_by_a_blind_model(tmp_path):
         config.train.steps, config.evaluate.examples = 400, 12
         errors[blind] = train.run(config, tmp_path / str(blind)).evaluation["wer"]
     assert errors[False] < 50 < errors[True] and math.isfinite(errors[True])
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    config = speech.get_config("tiny")
+    config.train.steps = 60
+    train.run(config, workdir)
+    return workdir
+
+
+def test_a_run_writes_down_files_and_draws_what_each_word_reads(
+    workdir, task, launched, tmp_path, monkeypatch
+):
+    examples = task.examples("validation", 2)
+    files = [str(tmp_path / f"{name}.wav") for name in "ab"]
+    for path, example in zip(files, examples, strict=True):
+        soundfile.write(path, example["source"], 16000, subtype="FLOAT")
+    drawn, run = [], f"--workdir={workdir}"
+    monkeypatch.setattr(transcribe.viz, "save", lambda figure, path: drawn.append(path))
+    monkeypatch.setattr(
+        transcribe.viz, "alignment", lambda *given, **options: drawn.append((given, options))
+    )
+    code, out, err = launched("transcribe", *files, run, f"--plot={tmp_path}/read.png")
+    params = parameters(task, folder(workdir))
+    _, texts = task.texts(params, examples)
+    assert out.splitlines() == [f"{f}: {t.strip()}" for f, t in zip(files, texts, strict=True)]
+    assert code == int(not all(texts)), err
+    said = [text for text in texts if text.strip()]
+    assert len(drawn) == 2 * len(said) > 0
+    (cells, marks, words), _ = drawn[0]
+    assert cells.shape == (len(words), len(marks)) and marks[0] == "0.0 s"
+    assert words[0] == said[0].split()[0]
+    # An attention's row is a distribution over the window, of which silence after the sound is cut.
+    assert np.all(cells.sum(-1) <= 1 + 1e-5) and np.all(cells.sum(-1) > 0)
+
+
+def test_what_is_of_a_model_is_refused_with_a_run(workdir, refused, tmp_path):
+    said = refused(
+        "transcribe", f"{tmp_path}/a.wav", f"--workdir={workdir}", "--words", "--model=base"
+    )
+    assert "--model, --words" in said and "leave it out, or --workdir" in said
+
+
+def test_sound_that_is_longer_than_the_window_is_one_line(workdir, refused, tmp_path):
+    soundfile.write(tmp_path / "long.wav", np.ones(16000 * 2, np.float32) * 0.1, 16000)
+    said = refused("transcribe", f"{tmp_path}/long.wav", f"--workdir={workdir}")
+    assert "2.00 s of sound; expected some, 0.6 s at most" in said
