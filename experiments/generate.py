@@ -3,8 +3,8 @@
 python -m experiments.generate --workdir=runs/lm "To insert a chart"
 python -m experiments.generate --workdir=runs/lm "To insert a chart" --temperature=0.8 --max_new_tokens=40
 
-A run of ``language_model``. --temperature, --top_k and --top_p draw tokens; without them the likeliest are
-searched for. Each text is printed with what follows it; "" begins one.
+A run of ``language_model`` or ``retrieval_language_model``. --temperature, --top_k and --top_p draw tokens;
+without them the likeliest are searched for. Each text is printed with what follows it; "" begins one.
 """
 
 from collections.abc import Sequence
