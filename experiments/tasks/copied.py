@@ -20,7 +20,7 @@ def copied(train: Sequence[dict[str, Any]], sources: Sequence[str]) -> dict[str,
     return {"nearest": nearest(train, sources), "most_frequent": [most] * len(sources)}
 
 
-def nearest(train: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[str]:
+def nearest(train: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[Any]:
     """Returns for each text the target of the training source with the largest cosine of words' tf-idf.
 
     Raises:

@@ -27,6 +27,7 @@ from experiments.errors import SettingsError
 from experiments.intervals import Interval, ratio
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
+from experiments.tasks.copied import nearest
 
 PROCESSES: dict[str, diffusion.Process] = {
     "flow": diffusion.Flow(), "data_flow": diffusion.DataFlow(), "ddpm": diffusion.DDPM(),
@@ -230,15 +231,22 @@ class TextToImageTask(base.Task):
         return ratio(shown, np.ones(len(texts)), texts)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the error of the best model that is linear in the noisy picture and reads nothing.
+        """Returns scores of what reads no words, and of what draws nothing.
 
-        {} for pictures of more than 3,072 numbers.
+        ``linear_mse`` is the error of the best model that is linear in the noisy picture, where a picture has
+        at most 3,072 numbers. ``nearest_right``, where pictures can be read back, is the share of captions
+        that are shown by the picture of the training caption with the most similar words.
         """
-        data = self.config.data
+        data, found = self.config.data, {}
         # A covariance has the square of a picture's numbers, and its axes take the cube in time:
         # 75 MB at 32 by 32 pixels, 19 GB at 128 by 128.
-        if 3 * data.height * data.width > _LARGEST:
-            return {}
+        if 3 * data.height * data.width <= _LARGEST:
+            found["linear_mse"] = self._linear_error(split)
+        if self.reads_back:
+            found["nearest_right"] = self._copied_right(split)
+        return found
+
+    def _linear_error(self, split: str) -> float:
         train = self.examples("train", _FITTED)
         pictures = [self.features["image"].prepare(each["image"]).ravel() for each in train]
         mean = np.mean(pictures, 0)
@@ -254,7 +262,17 @@ class TextToImageTask(base.Task):
         call = jax.jit(lambda batch: self._error(linear, batch["image"], batch["valid"], key)[1])
         sums = [jax.device_get(call(batch)) for batch in self.eval_batches(split, None)]
         total = {name: sum(float(own[name]) for own in sums) for name in sums[0]}
-        return {"linear_mse": total["mse"] / total["weight"]}
+        return total["mse"] / total["weight"]
+
+    def _copied_right(self, split: str) -> float:
+        known = [
+            {"source": each["caption"], "target": each["image"]} for each in self.examples("train")
+        ]
+        texts = [each["caption"] for each in self.examples(split, _DRAWN)]
+        copied = [pixels(self.features["image"].prepare(x)) for x in nearest(known, texts)]
+        return float(
+            np.mean([scenes.shows(x, text) for x, text in zip(copied, texts, strict=True)])
+        )
 
     def draw(
         self,
