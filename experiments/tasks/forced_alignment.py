@@ -15,6 +15,7 @@ from jaxtyping import Float
 from scipy.fft import dct
 from scipy.spatial.distance import cdist
 
+from crossattn.data.errors import DataError
 from crossattn.data.mel import HOP, RATE, log_mel
 from crossattn.data.sources import espeak
 from crossattn.decode.speech.timing import warp
@@ -32,15 +33,19 @@ def letter_times(
 
     Args:
       texts: what is said.
-      sounds: recordings at 16 kHz, each of a tenth of a second and more.
+      sounds: recordings at 16 kHz, each of 10 ms and more.
       voice: of espeak-ng, in the language of the texts.
       data_dir: where a fetched espeak-ng lies.
 
     Raises:
-      DataError: espeak-ng has no such voice.
+      DataError: espeak-ng has no such voice, or says nothing for a text.
       DataUnavailable: there is no espeak-ng here, and no apt to bring it.
     """
     said = espeak.lettered(texts, voice, data_dir)
+    if silent := [text for text, (own, _) in zip(texts, said, strict=True) if len(own) < HOP]:
+        raise DataError(
+            f"espeak-ng's voice {voice} says nothing for the text {silent[0]!r}; expected words"
+        )
     return [carried(times, own, sound) for (own, times), sound in zip(said, sounds, strict=True)]
 
 

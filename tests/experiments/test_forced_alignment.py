@@ -7,6 +7,7 @@ import pytest
 
 from configs import speak as config_file
 from crossattn.data import fetch
+from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 from crossattn.data.sources import espeak
 from experiments.errors import SettingsError
@@ -62,6 +63,13 @@ def test_a_task_reads_the_letters_where_the_synthesisers_reading_has_them(monkey
     true = np.interp(middles, expected, np.arange(7)) - 0.5
     assert np.abs(example["place"][:, 0] - true).max() < 0.6
     assert np.abs(np.linspace(-0.5, 5.5, len(true)) - true).max() > 0.85
+
+
+def test_a_text_that_is_not_said_is_named(monkeypatch):
+    nothing = np.zeros(0, np.float32), np.zeros(4, np.float32)
+    monkeypatch.setattr(espeak, "lettered", lambda *_: [nothing])
+    with pytest.raises(DataError, match="voice fr says nothing for the text '...'"):
+        forced_alignment.letter_times(["..."], [np.ones(800, np.float32)], "fr")
 
 
 def test_times_that_no_loss_reads_are_refused():
