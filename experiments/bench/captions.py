@@ -5,10 +5,12 @@
 BLEU, chrF and CIDEr in each language of the run's captions, of the captions of the nearest training pictures
 (L2 distance of prepared pixels), and of the most frequent training caption, with intervals of 95 % by a
 bootstrap over families. Then, for each caption, the rank of its picture among all pictures of the split by
-the likelihood of the caption, ties counted against it, and the expected rank by chance. Of several seeds that
-were trained as one, each is scored, and then the ranks by the mean of their log-likelihoods: an ensemble.
+the likelihood of the caption, ties counted against it, and the expected rank by chance; and by a linear
+rival, ridge regression of the captions' letters on the pictures' main axes. Of several seeds that were
+trained as one, each is scored, and then the ranks by the mean of their log-likelihoods: an ensemble.
 """
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from experiments.runs import members_of, parameters, task_of
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
+_AXES, _PENALTIES = (256, 800), (1e3, 4e3, 1.6e4)  # of the linear rival
 
 
 def main() -> None:
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="most pictures of a language")
     options = parser.parse_args()
     parser.needs("pycocoevalcap", install="crossattn[captions]")
+    parser.needs("sklearn", install="crossattn[baselines]")
     workdir = folder(options.run)
     task = task_of(workdir)
     if not isinstance(task, CaptioningTask):
@@ -59,6 +63,9 @@ def main() -> None:
         if len(found) > 1 and not task.config.train.get("sweep"):
             print(f"{language or 'captions'}, the mean of {len(found)} seeds' log-likelihoods")
             print_found(ranks(np.mean(found, 0)), examples)
+        known = [task.readable(by_language(task, x)[language]) for x in ("train", "validation")]
+        print(f"{language or 'captions'}, ridge regression of captions on pictures")
+        print_found(ranks(regressed(task, *known, examples)), examples)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
@@ -136,6 +143,45 @@ def of_pairs(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
     """Returns ``log_likelihoods`` of the captions of examples given each of their pictures."""
     pictures, captions = ([e[name] for e in examples] for name in ("source", "target"))
     return log_likelihoods(task, params, pictures, captions)
+
+
+def regressed(
+    task: Any, train: Sequence[dict], validation: Sequence[dict], examples: Sequence[dict]
+) -> np.ndarray:
+    """Returns scores [captions pictures] by what ridge regression says of a caption from a picture.
+
+    It says the tf-idf of letters in twos to fours, from pixels on their main axes; the score is the cosine to
+    the caption's own. The number of axes and the penalty are chosen by the share of the validation pictures
+    among the first ten.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import Ridge
+
+    letters = TfidfVectorizer(sublinear_tf=True, analyzer="char_wb", ngram_range=(2, 4), min_df=2)
+    splits = train, validation, examples
+    pixels = [
+        np.stack([task.features["source"].prepare(e["source"]).ravel() for e in own])
+        for own in splits
+    ]
+    letters.fit([task.text_of(example) for example in train])
+    told = [letters.transform([task.text_of(example) for example in own]) for own in splits]
+    known = told[0].toarray()
+    known -= known.mean(0)  # what all captions have tells none
+    most = min(max(_AXES), *pixels[0].shape)
+    axes = PCA(most, random_state=0).fit(pixels[0])
+    along, best = [axes.transform(own) for own in pixels], (-1.0, np.zeros(0))
+    for count, penalty in itertools.product(sorted({min(x, most) for x in _AXES}), _PENALTIES):
+        model = Ridge(penalty, fit_intercept=False).fit(along[0][:, :count], known)
+        seen, asked = (_cosines(told[i], model.predict(along[i][:, :count])) for i in (1, 2))
+        among = float(np.mean(ranks(seen) <= _RECALLS[-1]))
+        best = max(best, (among, asked), key=lambda pair: pair[0])
+    return best[1]
+
+
+def _cosines(told: Any, said: np.ndarray) -> np.ndarray:
+    """Returns the cosines [captions pictures] of captions [n V], of length 1, and what is said [m V]."""
+    return told @ (said / (np.linalg.norm(said, axis=1, keepdims=True) + 1e-9)).T
 
 
 def found_among(most: int, ranks: np.ndarray, groups: Sequence[str]) -> Interval:

@@ -156,7 +156,24 @@ def test_seeds_are_ranked_one_by_one_and_by_their_mean(tmp_path, monkeypatch, ca
         pattern = rf"^{language},? .*?first 1 by its caption: ([\d.]+) .*?median rank ([\d.]+),"
         ranks = [bench.ranks(own) for own in (*each, (each[0] + each[1]) / 2)]
         expected = [(f"{np.mean(own == 1):.4g}", f"{np.median(own):g}") for own in ranks]
+        known = [bench.by_language(task, split)[language] for split in ("train", "validation")]
+        linear = bench.ranks(bench.regressed(task, *known, examples))
+        expected.append((f"{np.mean(linear == 1):.4g}", f"{np.median(linear):g}"))
         assert re.findall(pattern, said, re.S | re.M) == expected
+
+
+def test_a_linear_rival_finds_pictures_by_what_their_captions_say(task):
+    package("sklearn", "baselines")
+    language = next(iter(task.languages), "")
+    train, seen = (bench.by_language(task, split)[language] for split in ("train", "validation"))
+    found = bench.ranks(bench.regressed(task, train, seen, seen))
+    targets = [example["target"] for example in train]
+    mixed = [
+        {**e, "target": other} for e, other in zip(train, targets[7:] + targets[:7], strict=True)
+    ]
+    astray = bench.ranks(bench.regressed(task, mixed, seen, seen))
+    assert np.median(found) < 0.5 * np.median(astray)
+    assert np.median(astray) > 0.2 * len(seen)
 
 
 @pytest.mark.slow
