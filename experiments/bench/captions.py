@@ -63,9 +63,11 @@ def main() -> None:
         if len(found) > 1 and not task.config.train.get("sweep"):
             print(f"{language or 'captions'}, the mean of {len(found)} seeds' log-likelihoods")
             print_found(ranks(np.mean(found, 0)), examples)
-        known = [task.readable(by_language(task, x)[language]) for x in ("train", "validation")]
+        train, seen = (
+            task.readable(by_language(task, x)[language]) for x in ("train", "validation")
+        )
         print(f"{language or 'captions'}, ridge regression of captions on pictures")
-        print_found(ranks(regressed(task, *known, examples)), examples)
+        print_found(ranks(regressed(task, train, seen, examples)), examples)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
