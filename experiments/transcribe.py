@@ -77,7 +77,9 @@ def main(arguments: Sequence[str]) -> int:
 def _by_run(arguments: Sequence[str], picture: Path | None) -> int:
     """Writes what each recording says as a run hears it."""
     if given := [f"--{flag.name}" for flag in _OF_MODELS if flag.present]:
-        raise launch.Refused(f"{', '.join(given)} is of a model; leave it out, or --workdir.")
+        raise launch.Refused(
+            f"{', '.join(given)}: for a released model, not for a run; leave that out, or --workdir."
+        )
     _, task, params = open_run(TranscriptionTask)
     writer, weights = task.writer(params, NUM_BEAMS.value), task.read_weights(params)
     prompt, feature = np.array(task.prompts([], [0]), np.int32), task.features["source"]

@@ -59,14 +59,14 @@ def carried(
     Silence around the words is left out; a frame that is warped onto several is in their middle.
     """
     part = espeak.sounding(sound)
-    before, after = cepstra(said), cepstra(sound[part])
+    before, after = _cepstra(said), _cepstra(sound[part])
     rows, columns = warp(cdist(before, after))
     middles = np.bincount(rows, columns) / np.bincount(rows)
     frames = np.interp(times * RATE / HOP, np.arange(len(before)) + 0.5, middles + 0.5)
     return ((frames * HOP + (part.start or 0)) / RATE).astype(np.float32)
 
 
-def cepstra(sound: Float[np.ndarray, " samples"]) -> Float[np.ndarray, "F C"]:
+def _cepstra(sound: Float[np.ndarray, " samples"]) -> Float[np.ndarray, "F C"]:
     """Computes the first cepstral coefficients of the mel spectrogram, less their means over the sound."""
     found = np.asarray(dct(log_mel(sound), norm="ortho", axis=1))[:, :_COEFFICIENTS]
     return found - found.mean(0)

@@ -126,10 +126,8 @@ class TextToSpeechTask(base.Task):
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        voice, alignment = (
-            config.data.get("timed_by"),
-            SpeechLoss(**config.get("loss", {})).alignment,
-        )
+        voice = config.data.get("timed_by")
+        alignment = SpeechLoss(**config.get("loss", {})).alignment
         if voice is not None and alignment != "times":
             raise SettingsError(
                 f"config.data.timed_by is {voice!r}, but config.loss.alignment is {alignment!r}, which reads"

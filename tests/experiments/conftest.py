@@ -20,7 +20,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from crossattn.train.checkpoint import load_params
-from experiments import launch
+from experiments import launch, train
 from experiments.settings import saved_config
 from experiments.tasks import make_task
 from tests.conftest import kept, one_device, with_devices
@@ -94,6 +94,19 @@ def parameters():
         return jax.device_get(load_params(workdir / "checkpoints", target)[0])
 
     return read
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains a config for so many steps: the work directory."""
+
+    def run(config, steps):
+        workdir = tmp_path_factory.mktemp("run")
+        config.train.steps = steps
+        train.run(config, workdir)
+        return workdir
+
+    return run
 
 
 @pytest.fixture

@@ -32,12 +32,8 @@ COLOURS = RNG.integers(0, 256, (20, 30, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    config = emoji_captions.get_config("tiny")
-    config.train.steps = 2
-    train.run(config, workdir)
-    return workdir
+def workdir(trained):
+    return trained(emoji_captions.get_config("tiny"), 2)
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,10 @@ COLOURS = RNG.integers(0, 256, (12, 12, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    from experiments import train
+def run(trained):
     from tests.experiments.test_configs import get_config
 
-    workdir = tmp_path_factory.mktemp("run")
-    config = get_config("fashion_vit", "tiny")
-    config.train.steps = 2
-    train.run(config, workdir)
-    return f"--workdir={workdir}"
+    return f"--workdir={trained(get_config('fashion_vit', 'tiny'), 2)}"
 
 
 def shown(out):

@@ -31,12 +31,8 @@ def get_config(arg="tiny"):
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    config = get_config()
-    config.train.steps = 2
-    train.run(config, workdir)
-    return workdir
+def workdir(trained):
+    return trained(get_config(), 2)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from crossattn.data.mel import HOP, log_mel
 from crossattn.data.sources.tones import sound_of
 from crossattn.train.alignment_losses import diagonal_attention
 from experiments import speak as launcher
-from experiments import train
 from experiments.bench import understood
 from experiments.tasks import make_task
 from experiments.tasks.text_to_speech import nearest, warped
@@ -23,12 +22,8 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    config = config_file.get_config("tiny")
-    config.train.steps = 2
-    train.run(config, workdir)
-    return workdir
+def workdir(trained):
+    return trained(config_file.get_config("tiny"), 2)
 
 
 @pytest.fixture(scope="module")

@@ -295,12 +295,8 @@ def test_tones_are_learnt_from_nothing_and_not_by_a_blind_model(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    config = speech.get_config("tiny")
-    config.train.steps = 60
-    train.run(config, workdir)
-    return workdir
+def workdir(trained):
+    return trained(speech.get_config("tiny"), 60)
 
 
 def test_a_run_writes_down_files_and_draws_what_each_word_reads(
@@ -333,7 +329,7 @@ def test_what_is_of_a_model_is_refused_with_a_run(workdir, refused, tmp_path):
     said = refused(
         "transcribe", f"{tmp_path}/a.wav", f"--workdir={workdir}", "--words", "--model=base"
     )
-    assert "--model, --words" in said and "leave it out, or --workdir" in said
+    assert "--model, --words: for a released model, not for a run" in said
 
 
 def test_sound_that_is_longer_than_the_window_is_one_line(workdir, refused, tmp_path):
