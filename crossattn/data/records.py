@@ -94,6 +94,8 @@ def prepare(builder: Any, name: str, folder: Path) -> None:
             if not builder.data_path.exists():
                 _refuse_unreachable(builder.url_infos or {})
             builder.download_and_prepare()
+            if not builder.info.initialized:  # another process prepared it after this one asked
+                builder.info.read_from_directory(builder.data_path)
         except (DataError, DataUnavailable):
             raise
         except Exception as error:

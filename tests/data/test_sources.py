@@ -391,6 +391,15 @@ def test_a_dataset_whose_files_nobody_serves_is_refused_at_once(tmp_path, monkey
             records.prepare(builder, "tfds:tiny_pictures", tmp_path)
 
 
+def test_a_process_that_asked_before_another_prepared_the_data_reads_it(tmp_path):
+    first, second = (
+        TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record") for _ in range(2)
+    )
+    for builder in (first, second):
+        records.prepare(builder, "tfds:tiny_pictures", tmp_path)
+        assert len(builder.as_data_source(split="train")) == 4
+
+
 def test_an_unknown_tfds_dataset_is_refused_in_one_line(tmp_path):
     with pytest.raises(DataUnavailable, match="tfds:no_such_set") as caught:
         sources.open_source("tfds:no_such_set", data_dir=tmp_path)
