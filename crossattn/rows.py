@@ -2,7 +2,7 @@
 
 By itself XLA sums a gradient over devices after each product: in each microbatch, repeat and layer. Inside
 ``by_rows`` an array has the rows of one part. Random numbers must differ between parts: dropout does so, and
-other code calls ``own_rows``.
+other code calls ``own_rows`` or ``of_each_row``.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from crossattn import axes
 
 _ROWS = "rows of the batch"
-_DRAWN = "drawn_for_all_parts"
+_DRAWN = "drawn_for_the_part"
 _RANDOM = ("random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform")
 
 
@@ -95,8 +95,23 @@ def for_all_parts(draw: Callable[..., Any], *static: int) -> Any:
     return jax.jit(drawn)()
 
 
+def of_each_row(draw: Callable[[jax.Array], Any], key: jax.Array, tokens: jax.Array) -> Any:
+    """Returns ``draw`` of a key for each row of tokens [B T], which the row alone decides.
+
+    A row therefore has the same numbers in any batch and part.
+    """
+    places = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.uint32)
+    rows = (tokens.astype(jnp.uint32) * places).sum(-1)
+
+    def drawn() -> Any:
+        return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows)
+
+    drawn.__name__ = _DRAWN
+    return jax.jit(drawn)()
+
+
 def draws_rows(jaxpr: Any) -> bool:
-    """Returns whether a program draws random numbers without ``own_rows``: the same ones in each part."""
+    """Returns whether a program draws random numbers in its own way: the same ones in each part."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _RANDOM:
             return True
@@ -113,11 +128,6 @@ def programs_of(equation: Any) -> Iterator[Any]:
         inner = getattr(inner, "jaxpr", inner)
         if hasattr(inner, "eqns"):
             yield inner
-
-
-def of_all_rows(total: Any) -> Any:
-    """Returns a sum over rows; inside ``by_rows``, that over the rows of all parts."""
-    return total if part()[1] == 1 else jax.lax.psum(total, _ROWS)
 
 
 @dataclass(frozen=True)

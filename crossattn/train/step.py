@@ -49,7 +49,7 @@ def make_train_step(
         along: the mesh axis that splits members.
         accumulate: microbatches of a batch; the result is that of the whole batch if loss_fn is a sum over
             rows. On a mesh gradients are sent once a step, unless loss_fn draws random numbers otherwise
-            than by dropout or `rows.own_rows`.
+            than by dropout or the functions of `rows`.
         ema_decay: weight of the past in the averaged parameters, in the first steps
             min(decay, (1 + step) / (10 + step)); needs a state made with `ema`.
         compute_dtype: dtype that floating parameters are cast to before loss_fn; None keeps theirs.

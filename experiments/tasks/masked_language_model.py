@@ -6,6 +6,7 @@ a tokenizer of 261 ids, every token is a byte, and bits per token are bits per b
 Source: Devlin et al. 2019, section 3.1; on bytes, Jaegle et al. 2021, "Perceiver IO", section 4.1.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.rows import of_all_rows, own_rows
+from crossattn.rows import of_each_row
 from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
@@ -96,15 +97,16 @@ class MaskedLanguageModelTask(TextTask):
         return sums_of_rows(model.logits, hidden, batch["target_out"], masked, chunks)
 
     def masked(self, batch: Any, key: jax.Array | None) -> jax.Array:
-        """Draws which tokens [B T] are masked; without a key, the same ones in every call."""
-        tokens, frame = batch["target_out"], self.corpus.tokenizer.frame
+        """Draws which tokens [B T] of each row are masked; without a key, the same ones in every call."""
+        tokens, present = batch["target_out"], batch["target_segment_ids"] > 0
         own = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)
-        own = jax.random.fold_in(own, of_all_rows(tokens.astype(jnp.uint32).sum()))
-        density, shape = self.config.data.density, tokens.shape[1:]
-        drawn = own_rows(lambda n: jax.random.bernoulli(own, density, (n, *shape)), len(tokens))
-        drawn &= batch["target_segment_ids"] > 0
+        draw = functools.partial(
+            jax.random.bernoulli, p=self.config.data.density, shape=tokens.shape[1:]
+        )
+        drawn = present & of_each_row(draw, own, jnp.where(present, tokens, 0))
         if self.checkpoint is None:
             return drawn
+        frame = self.corpus.tokenizer.frame
         return drawn & ~jnp.isin(tokens, jnp.asarray((*frame.before, *frame.after)))
 
     def baselines(self, split: str) -> dict[str, float]:

@@ -52,6 +52,18 @@ def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
     np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
 
 
+@pytest.mark.parametrize("key", [None, jax.random.key(1)], ids=["evaluation", "training"])
+def test_a_row_has_the_same_masks_in_any_batch_and_beside_any_padding(key):
+    task = make_task(masked_bytes.get_config("tiny"))
+    batch = next(iter(task.eval_batches("test", None)))
+    masked = np.asarray(task.masked(batch, key))
+    assert len({row.tobytes() for row in masked}) > len(masked) // 2 > 2
+    few = {name: value[1:3] for name, value in batch.items()}
+    np.testing.assert_array_equal(task.masked(few, key), masked[1:3])
+    long = {name: np.pad(value, ((0, 0), (0, 7))) for name, value in few.items()}
+    np.testing.assert_array_equal(task.masked(long, key)[:, :-7], masked[1:3])
+
+
 @pytest.mark.parametrize(
     "config", [masked_bytes.get_config("tiny"), lm_small.get_config("tiny")], ids=["masked", "next"]
 )
