@@ -10,6 +10,7 @@ from crossattn.viz.page import page
 from crossattn.viz.pictures import captions, growth, patches
 from crossattn.viz.speech import speech
 from crossattn.viz.statistics import statistics
+from crossattn.viz.texts import texts
 from crossattn.viz.writing import save
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "save",
     "speech",
     "statistics",
+    "texts",
 ]

@@ -1,5 +1,6 @@
-"""Checks of arrays, tokens and links before they are drawn, and the warning of fonts."""
+"""Checks of arrays, tokens and links before they are drawn, the way letters run, and the warning of fonts."""
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -114,3 +115,9 @@ def checked_boxes(boxes: ArrayLike) -> np.ndarray:
             "fractions of the page"
         )
     return places
+
+
+def right_to_left(tokens: Sequence[str]) -> bool:
+    """Whether the first letter with a direction runs to the left."""
+    strong = (unicodedata.bidirectional(char) for token in tokens for char in token)
+    return next((way for way in strong if way in ("L", "R", "AL")), "L") != "L"

@@ -10,7 +10,6 @@ import html
 import json
 import math
 import string
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -22,7 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from crossattn.viz import pixels
-from crossattn.viz.checks import checked_boxes, checked_image, checked_tokens, checked_weights
+from crossattn.viz.checks import (
+    checked_boxes,
+    checked_image,
+    checked_tokens,
+    checked_weights,
+    right_to_left,
+)
 from crossattn.viz.writing import write_whole
 
 LARGEST = 2_000_000
@@ -201,7 +206,7 @@ def explore(
         "kind": kind,
         "name": shown if len(shown) <= 60 else f"{shown[:59]}…",
         "tokens": tokens,
-        "rtl": _right_to_left(target_tokens),
+        "rtl": right_to_left(target_tokens),
         "memory": memory,
         "shape": values.shape,
         **quantised(values),
@@ -243,7 +248,7 @@ def _memory(source: Any, values: np.ndarray, T: int) -> tuple[str, dict[str, Any
         return "page", _picture(source.image) | {"boxes": boxes.round(4).tolist()}, values
     if isinstance(source, Sound):
         return "sound", _sound(source, T), _thinned(values)
-    return "words", {"tokens": _tokens(source), "rtl": _right_to_left(source)}, values
+    return "words", {"tokens": _tokens(source), "rtl": right_to_left(source)}, values
 
 
 def _picture(image: ArrayLike) -> dict[str, Any]:
@@ -336,12 +341,6 @@ def _tokens(tokens: Sequence[str]) -> list[tuple[str, bool]]:
     """Returns each token, and whether it begins a word."""
     pieces = any(token.startswith("▁") for token in tokens)
     return [(token.removeprefix("▁") or token, not pieces or token[:1] in "▁<") for token in tokens]
-
-
-def _right_to_left(tokens: Sequence[str]) -> bool:
-    """Whether the first letter with a direction runs to the left."""
-    strong = (unicodedata.bidirectional(char) for token in tokens for char in token)
-    return next((way for way in strong if way in ("L", "R", "AL")), "L") != "L"
 
 
 def _policy(script: str) -> str:

@@ -9,12 +9,14 @@ Source: Hermann et al. 2015, "Teaching machines to read and comprehend".
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.data.evaluation import eval_batches
 from crossattn.data.sources import SPLITS
 from crossattn.data.sources.cloze import BLANK, NAMES
 from crossattn.train.losses import token_losses
@@ -22,6 +24,7 @@ from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
 from experiments.tasks.texts import TextTask
 from experiments.tasks.translation import PairData
+from experiments.tasks.written import tokens_of_words
 
 WINDOWS = (1, 2, 3, 5, 8, 12, 20)
 """Words on either side of a blank that the baseline of shared words chooses from."""
@@ -39,6 +42,21 @@ class Question:
     def candidates(self) -> list[str]:
         """The names in the passage, as often as they stand there."""
         return [word for word in self.passage if word in NAMES]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question as a model answers it.
+
+    Attributes:
+      question: the example.
+      chances: the probability of each name in the passage, the likeliest first.
+      read: attention of the answer's place to each word of the passage, [words].
+    """
+
+    question: Question
+    chances: dict[str, float]
+    read: np.ndarray
 
 
 class ClozeTask(TextTask):
@@ -137,6 +155,37 @@ class ClozeTask(TextTask):
         nll = token_losses(logits, labels, 0.0, 0.0)[0][1]
         right = logits.argmax(-1) == labels
         return (nll * told).sum(-1), (right & told).sum(-1).astype(nll.dtype)
+
+    def answered(self, params: Any, example: Mapping[str, Any]) -> Answered:
+        """Returns what a model answers to an example, and reads: the mean of the last layer's heads.
+
+        Raises:
+          SettingsError: the example is no question, or is longer than the model.
+        """
+        self._refuse_unfit([example])
+        data, tokenizer, question = self.config.data, self.corpus.tokenizer, question_of(example)
+        lengths = dict(source_len=data.source_len, target_len=data.target_len)
+        (item,) = eval_batches([dict(example)], tokenizer, batch_size=1, **lengths)
+        batch = item.batch
+        place = int(np.flatnonzero(self.told(batch)[0])[0])
+        chances, read = (np.asarray(x[0, place]) for x in self._chances(params, batch))
+        ids = tokenizer.encode(example["source"])
+        names = {name: tokenizer.encode(f"a {name}")[-1] for name in question.candidates}
+        found = {name: float(chances[token]) for name, token in names.items()}
+        rows = tokens_of_words(tokenizer.decode, ids)
+        likeliest = dict(sorted(found.items(), key=lambda each: -each[1]))
+        return Answered(question, likeliest, np.array([read[row].sum() for row in rows]))
+
+    @cached_property
+    def _chances(self) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
+        """The function from a batch to probabilities [B T V] and attention [B T S]."""
+
+        def chances(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+            model = self.bind(params)
+            hidden, weights = self.read_source(model, batch, None, return_weights=True)
+            return jax.nn.softmax(model.logits(hidden)), weights[-1].mean(-3)
+
+        return jax.jit(chances)
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns exact matches of answers that need no model.

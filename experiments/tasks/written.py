@@ -208,18 +208,23 @@ class WritesText(TextTask):
 
 def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
     """Averages attention [T ...] over the tokens ``ids`` of each word; a repeated word is numbered."""
-    words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
-    for row in range(len(ids)):
-        # A blank alone belongs to the next word, which begins with the token that adds one.
-        count = len(task.decoded(ids[: row + 1]).split())
-        if count > len(rows):
-            rows[count - 1] = [*range(begun, row + 1)]
-            begun = row + 1
-        elif rows and task.decoded([ids[row]]):
-            rows[count - 1].append(row)
-            begun = row + 1
-    found = {}
-    for word, own in rows.items():
+    words, found = task.decoded(ids).split(), {}
+    for word, own in enumerate(tokens_of_words(task.decoded, ids)):
         name, again = words[word], words[:word].count(words[word])
         found[f"{name} ({again + 1})" if again else name] = weights[own].mean(0)
     return found
+
+
+def tokens_of_words(decoded: Callable[[list[int]], str], ids: list[int]) -> list[list[int]]:
+    """Returns the numbers of the tokens of each word of a text."""
+    rows, begun = list[list[int]](), 0
+    for row in range(len(ids)):
+        # A blank alone belongs to the next word, which begins with the token that adds one.
+        count = len(decoded(ids[: row + 1]).split())
+        if count > len(rows):
+            rows.append([*range(begun, row + 1)])
+            begun = row + 1
+        elif rows and decoded([ids[row]]):
+            rows[-1].append(row)
+            begun = row + 1
+    return rows

@@ -109,6 +109,43 @@ def test_pointing_is_the_sum_of_attention_over_the_occurrences():
         assert all(task.corpus.tokenizer.tokens([x])[0].startswith("▁ent") for x in read)
 
 
+def test_an_answer_has_the_chances_of_the_loss_and_the_words_that_were_read(task):
+    params = task.init(jax.random.key(1))
+    own, examples = task.outcomes(params, "test"), task.examples("test")
+    for number in range(3):
+        found = task.answered(params, examples[number])
+        assert found.question == question_of(examples[number])
+        chances = [*found.chances.values()]
+        assert [*found.chances] != [] and chances == sorted(chances, reverse=True)
+        assert {*found.chances} == {*found.question.candidates}
+        nll = -np.log(found.chances[found.question.answer])
+        assert nll == pytest.approx(own["nll"][number], rel=1e-4)
+        assert len(found.read) == len(found.question.passage)
+        if task.config.model.name == "attention_sum_reader":  # reads names, and nothing else
+            names = [word in found.chances for word in found.question.passage]
+            assert found.read[names].sum() == pytest.approx(1, rel=1e-5)
+            assert (found.read[names] > 0).all()
+        assert 0 < found.read.sum() <= 1 + 1e-5
+    with pytest.raises(SettingsError, match="asks for 'entb', which is not in its passage"):
+        task.answered(params, EXAMPLE | dict(source="enta red ."))
+
+
+@pytest.mark.slow
+def test_answers_are_printed_and_drawn(launched, refused, trained, tmp_path):
+    named = f"--workdir={trained(help_cloze.get_config('point,tiny'), 2)}"
+    picture = tmp_path / "answers.png"
+    asked = ("answer", "0", "3", named, f"--plot={picture}")
+    code, out, err = launched(*asked, "--answers=2")
+    first, chances, second, _ = out.splitlines()
+    assert code == 0 and first.startswith("0: ") and second.startswith("3: "), err
+    assert first.count("___") and chances.count("ent") == 3 and "; right is ent" in chances
+    assert picture.stat().st_size > 10_000
+    said = refused("answer", "400", named)
+    assert "got question 400; the test split has 0 to 399." in said, said
+    assert "got question -1" in refused("answer", named, "--", "-1")
+    assert "got no question" in refused("answer", named)
+
+
 @pytest.mark.slow
 def test_the_split_is_the_mean_of_its_questions(task):
     params = task.init(jax.random.key(2))

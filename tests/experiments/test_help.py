@@ -27,7 +27,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 LAUNCHERS = (
     "train", "prepare", "evaluate", "compare", "export", "generate", "translate", "transcribe", "classify",
     "caption", "speak", "demo", "draw", "explore", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
-    "bench.steps",
+    "answer", "bench.steps",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.alignment_heads", "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance",
