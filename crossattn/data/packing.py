@@ -228,10 +228,12 @@ def plan_buckets(
     *,
     buckets: Sequence[Bucket],
     rng: np.random.Generator | None,
+    order: np.random.Generator | None = None,
 ) -> list[Layout]:
     """Plans batches of like lengths, one example a row, shuffled; in ascending order without `rng`.
 
-    `buckets` ascend; an example is in the first one that holds it.
+    `buckets` ascend; an example is in the first one that holds it. `order` decides which bucket is when, or
+    else `rng` does, which decides the examples of each.
     """
     place, layouts = np.zeros(len(examples), np.int64), []
     for name, sizes in lengths.items():
@@ -248,5 +250,5 @@ def plan_buckets(
             rows = np.arange(len(chosen))
             layouts.append(Layout(bucket.rows, bucket.widths, chosen, rows, starts, ones))
     if rng is not None:
-        layouts = [layouts[i] for i in rng.permutation(len(layouts))]
+        layouts = [layouts[i] for i in (order or rng).permutation(len(layouts))]
     return layouts

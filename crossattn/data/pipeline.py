@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+_EPOCH = 2**15
+"""The most examples of an epoch that is planned as a whole, in buckets."""
+
+
 def make_train_iterator(
     source: Sequence[dict[str, Any]],
     tokenizer: Tokenizer,
@@ -81,7 +85,8 @@ def make_train_iterator(
         process_index, process_count: this process among those that train together.
         batch_multiple: every row count of the global batch is a multiple of this, such as the mesh's
             data axes.
-        window: examples planned together; more fill rows better and take longer at once.
+        window: examples planned together; more fill rows better and take longer at once. In "bucket" mode all
+            of an epoch, if it has at most 32,768; then the shapes of the batches do not depend on the seed.
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
@@ -174,10 +179,15 @@ def train_batches(
     def planned(index: int, examples: np.ndarray) -> list[Layout]:
         rng = np.random.default_rng([seed % 2**32, index])
         examples = encoded.fitting(examples)
-        return plan(examples, encoded.lengths_of(examples), rng=rng)
+        # Runs of other seeds that are trained as one program have the same shapes at the same time.
+        order = dict(order=np.random.default_rng(index)) if mode == "bucket" else {}
+        return plan(examples, encoded.lengths_of(examples), rng=rng, **order)
 
-    # Batches of one shape are windows themselves, or the last one of each window would not be full.
-    window = batch_size if mode == "pad" else min(window, len(encoded))
+    if mode == "pad":  # batches are windows themselves, or the last one of each would not be full
+        window = batch_size
+    elif mode == "bucket" and len(encoded) <= _EPOCH:
+        window = _EPOCH  # an epoch has as many batches of each bucket by any seed
+    window = min(window, len(encoded))
     shuffled, order_seed = shuffled_for_ever(len(encoded), seed)
     identity = f"{mode} {batch_size} {widths} {order_seed} {window} {encoded.fingerprint()}"
     windows = in_order(shuffled.batch(window).map_with_index(planned))

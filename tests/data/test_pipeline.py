@@ -124,6 +124,26 @@ def test_a_state_of_other_data_or_options_is_refused(pairs, tokenizer):
             other.set_state(state)
 
 
+def test_buckets_come_in_one_order_by_any_seed_and_in_another_the_next_epoch(pairs, tokenizer):
+    """Seeds that are trained as one program then have batches of one shape at each step."""
+
+    def shapes(batches):
+        return [batch["source"].shape + batch["target_in"].shape for batch in batches]
+
+    found = []
+    for seed in range(3):
+        iterator = train(pairs, tokenizer, mode="bucket", seed=seed, batch_size=4)
+        first, seen = [], 0
+        while seen < iterator.examples:
+            first.append(next(iterator))
+            seen += first[-1]["target_segment_ids"].any(1).sum()
+        assert seen == iterator.examples
+        found.append((shapes(first), shapes(take(iterator, len(first)))))
+    first, second = found[0]
+    assert len(set(first)) > 2 and sorted(first) == sorted(second) and first != second
+    assert found[1] == found[2] == found[0]
+
+
 def test_order_follows_the_seed(pairs, tokenizer):
     first = take(train(pairs, tokenizer), 20)
     assert same(first, take(train(pairs, tokenizer), 20))
