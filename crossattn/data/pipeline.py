@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 
-_EPOCH = 2**15
-"""The most examples of an epoch that is planned as a whole, in buckets."""
+_EPOCH, _EPOCH_KNOWN = 2**15, 2**18
+"""The most examples of an epoch that is planned as a whole, in buckets; if their lengths are known."""
 
 
 def make_train_iterator(
@@ -86,7 +86,8 @@ def make_train_iterator(
         batch_multiple: every row count of the global batch is a multiple of this, such as the mesh's
             data axes.
         window: examples planned together; more fill rows better and take longer at once. In "bucket" mode all
-            of an epoch, if it has at most 32,768; then the shapes of the batches do not depend on the seed.
+            of an epoch, if it has at most 262,144 texts, or 32,768 examples whose features have to be read;
+            then the shapes of the batches do not depend on the seed.
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
@@ -185,8 +186,10 @@ def train_batches(
 
     if mode == "pad":  # batches are windows themselves, or the last one of each would not be full
         window = batch_size
-    elif mode == "bucket" and len(encoded) <= _EPOCH:
-        window = _EPOCH  # an epoch has as many batches of each bucket by any seed
+    elif mode == "bucket" and len(encoded) <= (
+        _EPOCH_KNOWN if isinstance(encoded, Prepared) else _EPOCH
+    ):
+        window = len(encoded)  # an epoch has as many batches of each bucket by any seed
     window = min(window, len(encoded))
     shuffled, order_seed = shuffled_for_ever(len(encoded), seed)
     identity = f"{mode} {batch_size} {widths} {order_seed} {window} {encoded.fingerprint()}"
