@@ -181,7 +181,7 @@ def train_batches(
         rng = np.random.default_rng([seed % 2**32, index])
         examples = encoded.fitting(examples)
         # Runs of other seeds that are trained as one program have the same shapes at the same time.
-        order = dict(order=np.random.default_rng(index)) if mode == "bucket" else {}
+        order: Any = dict(order=np.random.default_rng(index)) if mode == "bucket" else {}
         return plan(examples, encoded.lengths_of(examples), rng=rng, **order)
 
     if mode == "pad":  # batches are windows themselves, or the last one of each would not be full

@@ -66,7 +66,7 @@ def texts(
         drawn.count += 0.5
     height = (drawn.count + 2.5) * _LINE
     figure.set_size_inches((_WIDTH + 2 * _MARGIN) / 72, height / 72)
-    limits = dict(xlim=(-_MARGIN, _WIDTH + _MARGIN), ylim=(height, 0))
+    limits: Any = dict(xlim=(-_MARGIN, _WIDTH + _MARGIN), ylim=(height, 0))
     drawn.place(figure.add_axes((0, 0, 1, 1), **limits))
     bar = figure.add_axes((0.68, 1.2 * _LINE / height, 0.28, 0.5 * _LINE / height))
     heatmap.finish_bar(figure.colorbar(colours, cax=bar, orientation="horizontal"), 0.9)
@@ -117,6 +117,6 @@ class _Lines:
             text.set(transform=ax.transData, position=middle, color=INK)
             if ground is not None:
                 text.set_color("white" if np.mean(ground[:3]) < _DARK else INK)
-                edge = dict(edgecolor=LINK, lw=1.4) if outlined else dict(lw=0)
-                box = (left, line * _LINE), width, _LINE
+                edge: Any = dict(edgecolor=LINK, lw=1.4) if outlined else dict(lw=0)
+                box: Any = (left, line * _LINE), width, _LINE
                 ax.add_patch(Rectangle(*box, facecolor=ground, zorder=1 + outlined, **edge))
