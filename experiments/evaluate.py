@@ -4,8 +4,8 @@
     python -m experiments.evaluate --workdir=runs/emoji --baselines
 
 Of several runs that were trained as one (``train.seeds``, ``train.sweep``) each is scored, and a metric is
-the mean; --member names one, whose texts are kept too. METRIC_shuffled is the task's main metric where each
-example has the memory of another. --baselines also scores what needs no such model, by scikit-learn.
+the mean; --member names one. METRIC_shuffled is the task's main metric where each example has the memory of
+another. --baselines also scores what needs no such model, by scikit-learn.
 """
 
 import importlib.util
@@ -84,10 +84,9 @@ def _report(task: Any, params: Any, options: Mapping[str, Any]) -> dict[str, Any
 def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME.
 
-    Texts have no mean; they are in the results of one member.
+    Samples have the text of each as MEMBER/NAME.
     """
     found: dict[str, Any] = dict(next(iter(reports.values())))
-    found.pop("samples", None)
     for name, value in list(found.items()):
         each: dict[str, Any] = {member: report.get(name) for member, report in reports.items()}
         if all(type(x) is float for x in each.values()):
@@ -95,7 +94,22 @@ def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             found |= {f"{member}/{name}": x for member, x in each.items()}
         elif name in ("examples", "chunks"):
             found[name] = {key: _mean([x[key] for x in each.values()]) for key in value}
+        elif name == "samples":
+            found[name] = _samples_of_all(each)
     return found
+
+
+def _samples_of_all(each: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the samples of members as one list: what they do not agree on is there as MEMBER/NAME."""
+    first = next(iter(each.values()))
+    columns: dict[str, list[Any]] = {}
+    for name in first[0] if first else ():
+        own = {member: [sample[name] for sample in samples] for member, samples in each.items()}
+        if all(values == own[next(iter(own))] for values in own.values()):
+            columns[name] = own[next(iter(own))]
+        else:
+            columns |= {f"{member}/{name}": values for member, values in own.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _mean(lists: Sequence[list[Any]]) -> list[Any]:

@@ -88,14 +88,18 @@ def difference(
 
 
 def of_texts(
-    metric: Any, systems: Sequence[Sequence[str]], references: Sequence[str], groups: Sequence[Any]
+    metric: Any,
+    systems: Sequence[Sequence[Sequence[str]]],
+    references: Sequence[str],
+    groups: Sequence[Any],
 ) -> tuple[list[Interval], list[Interval]]:
     """Returns the intervals of each system's corpus score, and of each one's difference to the first.
 
     Args:
       metric: sacreBLEU's ``BLEU`` or ``CHRF``, which scores every draw anew, so of more than 200 texts there
         are fewer than 500 draws, at least 100; its own test draws single texts.
-      systems: the texts of each system, in the order of the references.
+      systems: one or more lists of texts of each system, whose mean score counts, in the order of the
+        references.
       references: one of each example.
       groups: the group of each example.
     """
@@ -109,11 +113,12 @@ def of_texts(
             [i for group in random.integers(len(known), size=len(known)) for i in known[group]]
         )
 
-    def score(texts: Sequence[str], rows: list[int]) -> float:
-        right = [references[i] for i in rows]
-        return metric.corpus_score([texts[i] for i in rows], [right]).score
+    def score(system: Sequence[Sequence[str]], rows: list[int]) -> float:
+        right = [[references[i] for i in rows]]
+        each = [metric.corpus_score([texts[i] for i in rows], right).score for texts in system]
+        return sum(each) / len(each)
 
-    scores = np.array([[score(texts, rows) for texts in systems] for rows in draws])
+    scores = np.array([[score(system, rows) for system in systems] for rows in draws])
 
     def intervals(values: np.ndarray) -> list[Interval]:
         low, high = np.percentile(values[1:], [2.5, 97.5], axis=0)

@@ -16,13 +16,13 @@ class Texts:
     """Texts of several runs about the same examples.
 
     Attributes:
-      systems: the texts of each run.
+      systems: the texts of each run; of several runs that were trained as one, those of each.
       references: the right text of each example.
       sources: what the texts were written about; None where that is no text.
       groups: of the examples, which are drawn together; [] draws each alone.
     """
 
-    systems: Mapping[str, Sequence[str]]
+    systems: Mapping[str, Sequence[Sequence[str]]]
     references: Sequence[str]
     sources: Sequence[str] | None
     groups: Sequence[Any]
@@ -34,7 +34,7 @@ class Texts:
             return [values[row] for row in rows]
 
         return Texts(
-            {name: some(texts) for name, texts in self.systems.items()},
+            {name: [some(texts) for texts in each] for name, each in self.systems.items()},
             some(self.references),
             self.sources and some(self.sources),
             self.groups and some(self.groups),
@@ -60,10 +60,7 @@ def texts_of(results: Mapping[str, Mapping[str, Any]]) -> Texts | None:
     groups = [each["group"] for each in written[first] if "group" in each]
     groups = groups or (results[first].get("examples") or {}).get("group") or []
     return Texts(
-        {
-            name: [each.get("translation", each.get("text", "")) for each in texts]
-            for name, texts in written.items()
-        },
+        {name: _written(samples) for name, samples in written.items()},
         references[first],
         [each["source"] for each in written[first]] if "source" in written[first][0] else None,
         # Of some tasks there are no groups of texts about some of the examples, by --limit.
@@ -71,20 +68,28 @@ def texts_of(results: Mapping[str, Mapping[str, Any]]) -> Texts | None:
     )
 
 
+def _written(samples: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns the texts in the samples of a run, or of each of its members."""
+    names = [name for name in samples[0] if name.rpartition("/")[2] in ("translation", "text")]
+    return [[sample[name] for sample in samples] for name in names]
+
+
 def paired(texts: Texts, tokenize: str) -> list[Row]:
     """Returns BLEU and chrF of each run, and of groups also what each has more than the first run.
 
-    Examples of a group are drawn together; without groups, sacreBLEU's own paired bootstrap draws texts.
+    Of several members a score is the mean. Examples of a group are drawn together; without groups, and where
+    each run is one, sacreBLEU's own paired bootstrap draws texts.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     metrics = {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF()}
-    if not texts.groups:
+    systems = list(texts.systems.values())
+    if not texts.groups and all(len(each) == 1 for each in systems):
         return _by_sacrebleu(texts, metrics)
-    rows, systems = [], list(texts.systems.values())
+    rows, groups = [], texts.groups or range(len(texts.references))
     for metric, of in metrics.items():
-        scores, differences = of_texts(of, systems, texts.references, texts.groups)
+        scores, differences = of_texts(of, systems, texts.references, groups)
         rows += [(n, metric, x, "score") for n, x in zip(texts.systems, scores, strict=True)]
         later = list(zip(texts.systems, differences, strict=True))[1:]
         rows += [(name, metric, x, said(x)) for name, x in later]
@@ -94,7 +99,7 @@ def paired(texts: Texts, tokenize: str) -> list[Row]:
 def _by_sacrebleu(texts: Texts, metrics: Mapping[str, Any]) -> list[Row]:
     from sacrebleu.significance import PairedTest
 
-    systems: list[Any] = [(name, list(own)) for name, own in texts.systems.items()]
+    systems: list[Any] = [(name, list(own)) for name, (own,) in texts.systems.items()]
     references: Any = [list(texts.references)]
     _, found = PairedTest(systems, metrics, references, test_type="bs", n_samples=1000)()
     rows = []

@@ -123,7 +123,7 @@ def of_captions(
     from sacrebleu.metrics.chrf import CHRF
 
     found = {
-        name: of_texts(metric, systems, references, groups)
+        name: of_texts(metric, [[texts] for texts in systems], references, groups)
         for name, metric in (("bleu", BLEU()), ("chrf", CHRF()))
     }
     each, ones = [cider_scores(texts, references) for texts in systems], np.ones(len(references))

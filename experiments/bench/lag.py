@@ -131,7 +131,7 @@ def translate(parser: Options, options: Any) -> list[Point]:
             for (_, places), size, n in zip(found, sizes, wanted, strict=True)
         ]
     last = title(_ALL)
-    compared = Texts({last: texts.pop(last), **texts}, targets, None, [])
+    compared = Texts({name: [texts[name]] for name in (last, *texts)}, targets, None, [])
     scores = paired(compared, config.evaluate.bleu_tokenize or "13a")
     bleu = {name: (x, f"{said:>10}") for name, metric, x, said in scores if metric == "BLEU"}
     return [point(name, "BLEU", *bleu[name], own, sizes) for name, own in lags.items()]

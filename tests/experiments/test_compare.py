@@ -10,6 +10,7 @@ from crossattn.data.sources import phrases
 from crossattn.train.errors import TrainError
 from crossattn.train.records import read_run
 from experiments import compare, launch, report, text_scores
+from experiments.evaluate import of_all
 from experiments.tasks import make_task
 
 
@@ -151,6 +152,24 @@ def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, g
     ]
     with pytest.raises(launch.Refused, match="--by_length is 21 of 20 texts"):
         text_scores.by_length(texts, 21, "13a")
+
+
+def test_texts_of_members_have_their_mean_score_beside_those_of_one_run(runs):
+    """Both seeds of c are of the examples of a and b: one writes the texts of a, the other those of b."""
+    each = {f"seed_{i}": runs[name].results["test"] for i, name in enumerate("ab")}
+    both = of_all(each)
+    samples = both["samples"]
+    assert set(samples[0]) == {"reference", "seed_0/translation", "seed_1/translation"}
+    same = of_all({"seed_0": each["seed_0"], "seed_1": each["seed_0"]})["samples"]
+    assert same == each["seed_0"]["samples"]
+    runs["c"].results["test"] = {"samples": samples}
+    rows = compare.differences(runs, "test")
+    bleu = {
+        row[0]: float(row[2].split()[0]) for row in rows if row[1] == "BLEU" and row[3] == "score"
+    }
+    assert bleu["c"] == pytest.approx((bleu["a"] + bleu["b"]) / 2, rel=1e-3)
+    said = {row[0]: row[3] for row in rows if row[1] == "BLEU"}
+    assert said["c"] == "differs"
 
 
 def test_groups_of_texts_are_their_own_where_they_are_some_of_the_examples(runs):

@@ -56,7 +56,7 @@ BAD, GOOD = (
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()])
 def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
-    scores, differences = of_texts(metric, [BAD, GOOD], REFERENCES, range(60))
+    scores, differences = of_texts(metric, [[BAD], [GOOD]], REFERENCES, range(60))
     for texts, found in zip((BAD, GOOD), scores, strict=True):
         assert found.value == pytest.approx(metric.corpus_score(texts, [REFERENCES]).score)
     assert differences[0].value == 0 and differences[1].excludes_zero
@@ -69,13 +69,20 @@ def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
     assert (scores[1].high - scores[1].low) / 2 == pytest.approx(peer.ci, rel=0.15)
 
 
+def test_a_system_of_several_texts_has_their_mean_score():
+    (one, both), (_, more) = of_texts(BLEU(), [[BAD], [BAD, GOOD]], REFERENCES, range(60))
+    (good,), _ = of_texts(BLEU(), [[GOOD]], REFERENCES, range(60))
+    assert both.value == pytest.approx((one.value + good.value) / 2)
+    assert more.value == pytest.approx(both.value - one.value) and more.excludes_zero
+
+
 @pytest.mark.slow
 def test_texts_of_a_family_are_drawn_together():
     four = [[text for text in texts for _ in range(4)] for texts in (BAD, GOOD, REFERENCES)]
     groups = np.repeat(np.arange(60), 4).tolist()
-    alone, _ = of_texts(BLEU(), [BAD], REFERENCES, range(60))
-    grouped, _ = of_texts(BLEU(), four[:1], four[2], groups)
-    apart, _ = of_texts(BLEU(), four[:1], four[2], range(240))
+    alone, _ = of_texts(BLEU(), [[BAD]], REFERENCES, range(60))
+    grouped, _ = of_texts(BLEU(), [four[:1]], four[2], groups)
+    apart, _ = of_texts(BLEU(), [four[:1]], four[2], range(240))
     width = alone[0].high - alone[0].low
     assert grouped[0].high - grouped[0].low == pytest.approx(width, rel=0.1)
     assert apart[0].high - apart[0].low < 0.6 * width
