@@ -1,4 +1,4 @@
-"""Architectures written from outside: they compile, learn, keep masks, and are the same on eight devices."""
+"""Architectures written from outside: equal to numpy, learning, masked, the same on eight devices."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import crossattn as xa
 from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
 from tests import numpy_model as oracle
+from tests.closeness import close
 
 from .flamingo import Flamingo
 from .perceiver import Perceiver
@@ -37,6 +38,69 @@ MODELS = {
 
 def runs(build, params):
     return jax.jit(lambda *inputs: xa.apply(build, params, *inputs))
+
+
+def reads(p, name, x, memory, allowed):
+    """x plus what a cross-attention sublayer reads, times the tanh of its gate if it has one."""
+    normed = oracle.norm(p[name + "_residual"]["norm"], x)
+    gate = np.tanh(p[name + "_residual"].get("gate", np.inf))
+    return x + gate * oracle.attention(p[name], normed, memory, allowed)[0]
+
+
+def latents_in_numpy(p, inputs, allowed):
+    """Latents [B L D] that read inputs [B S M] and think, twice, with one set of parameters."""
+    z = np.repeat(p["latents"][None].astype(np.float64), len(inputs), 0)
+    read, think = (p["stack"]["layers"][name] for name in "01")
+    network = lambda x: oracle.feedforward(read["feedforward"], x, "gelu")  # noqa: E731
+    for _ in range(2):
+        z = reads(read, "cross", z, inputs, allowed)
+        z = oracle.residual(read["feedforward_residual"], z, network, True)
+        z = oracle.block(think, z, act="gelu")
+    return oracle.norm(p["norm"], z)
+
+
+def flamingo_in_numpy(p, tokens, images, places):
+    """Logits [B T V]; a token reads the latents of the last image before it, by a loop."""
+    (B, T), (_, count, S, M) = tokens.shape, images.shape
+    memory = latents_in_numpy(p["resampler"], images.reshape(-1, S, M), None)
+    memory = memory.reshape(B, 3 * count, -1)
+    allowed = np.zeros((B, T, 3 * count), bool)
+    for row, t, image in np.ndindex(B, T, count):
+        before = [i for i in range(count) if places[row, i] <= t]
+        allowed[row, t, 3 * image : 3 * image + 3] = before[-1:] == [image]
+    y, layers = (
+        oracle.embed(p["target_input"], tokens, "sinusoidal"),
+        p["decoder"]["stack"]["layers"],
+    )
+    for period in range(2):
+        gated, plain = (layers[str(2 * period + i)] for i in range(2))
+        y = reads(gated, "gated", y, memory, allowed)
+        own = gated["gated_feedforward_residual"]
+        more = oracle.feedforward(gated["gated_feedforward"], oracle.norm(own["norm"], y))
+        y = y + np.tanh(own["gate"]) * more
+        y = oracle.block(plain, y, allowed=np.tri(T, dtype=bool))
+    return oracle.norm(p["decoder"]["norm"], y) @ p["output"]["table"].T.astype(np.float64)
+
+
+def test_a_perceiver_is_what_numpy_makes_of_its_parameters():
+    params = oracle.random_params(perceiver)
+    z = latents_in_numpy(params, INPUTS, VALID[:, None])
+    output = params["output"]["linear"]
+    expected = z.mean(1) @ output["kernel"].astype(np.float64) + output["bias"]
+    close(runs(perceiver, params)(INPUTS, VALID), expected, ulps=1000)
+
+
+def test_a_flamingo_is_what_numpy_makes_of_its_parameters():
+    params = oracle.random_params(flamingo)
+    assert all(abs(gate) > 0.01 for gate in gates(params)), "a gate is shut"
+    expected = flamingo_in_numpy(params, TOKENS, IMAGES, PLACES)
+    close(runs(flamingo, params)(TOKENS, IMAGES, PLACES), expected, ulps=1000)
+
+
+def gates(params):
+    """The gates of all sublayers that have one."""
+    flat = xa.functional.flatten(params)
+    return [x for name, x in flat.items() if name.endswith("gate")]
 
 
 def test_latents_read_what_is_valid_alone():

@@ -14,6 +14,7 @@ from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
 from tests import numpy_model as oracle
 from tests.closeness import close
 from tests.compiled import compiled
+from tests.models.retro_oracle import logits as in_numpy
 
 from .retro import Retro
 
@@ -100,6 +101,23 @@ def test_a_scanned_retro_retrieves_too():
     expected = written(PARAMS, prompt, T)
     np.testing.assert_array_equal(tokens, expected[0])
     close(logits, expected[1], ulps=1000)
+
+
+def test_its_logits_are_those_of_the_equations():
+    """Of passages with padding, and of a chunk without passages."""
+    found = np.array(neighbours_of(TOKENS))
+    found[0, 1] = 0
+    assert (found[1] == 0).any(), "no passage has padding"
+    expected = in_numpy(
+        PARAMS,
+        TOKENS,
+        found,
+        chunk=CHUNK,
+        embed=lambda ids: oracle.embed(PARAMS["target_input"], ids, "sinusoidal"),
+        table=PARAMS["output"]["table"],
+        act="relu",
+    )
+    close(whole(TOKENS, found), expected, ulps=2000)
 
 
 def test_a_token_depends_on_nothing_after_it():

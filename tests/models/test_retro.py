@@ -7,10 +7,10 @@ import pytest
 
 import crossattn as xa
 from crossattn.models import Decoder, Retro, decoder, retro
-from crossattn.ops.positions.bias import relative_buckets
 from tests import numpy_model as oracle
 from tests.closeness import close
 from tests.compiled import compiled
+from tests.models.retro_oracle import logits as in_numpy
 
 V, M, K, R, T, B = 64, 3, 2, 4, 11, 2
 RNG = np.random.default_rng(0)
@@ -35,54 +35,12 @@ def whole(tokens, neighbours):
 
 
 def numpy_logits(params, tokens, found):
-    """Logits [B T V] of a tiny RETRO by loops over chunks, of its equations alone."""
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    table, places = p["input"]["embedding"]["table"], p["input"]["learned"]["table"]
+    """Logits [B T V] of a tiny RETRO of its equations alone."""
+    table, places = (
+        np.asarray(params["input"][name]["table"], np.float64) for name in ("embedding", "learned")
+    )
     embed = lambda ids: table[ids] * table.shape[1] ** 0.5 + places[: ids.shape[-1]]  # noqa: E731
-    y = embed(tokens)
-    causal = np.tril(np.ones((T, T), bool))[None]
-    for name in sorted(p["decoder"]["stack"]["layers"]):
-        layer = p["decoder"]["stack"]["layers"][name]
-        attend = lambda x, q=layer: oracle.attention(q["attention"], x, allowed=causal)[0]  # noqa: E731
-        y = oracle.residual(layer["attention_residual"], y, attend, True)
-        if "chunked" in layer:
-            y = y + _read(
-                p, layer, oracle.norm(layer["chunked_residual"]["norm"], y), tokens, found, embed
-            )
-        network = lambda x, q=layer: oracle.feedforward(q["feedforward"], x, "gelu")  # noqa: E731
-        y = oracle.residual(layer["feedforward_residual"], y, network, True)
-    return oracle.norm(p["decoder"]["norm"], y) @ table.T
-
-
-def _read(p, layer, y, tokens, found, embed):
-    out = np.zeros_like(y)
-    for row in range(B):
-        for t in range(M - 1, T):
-            u = (t + 1) // M - 1
-            if not found[row, u].any():
-                continue
-            chunk = embed(tokens[row, None, u * M : (u + 1) * M])
-            parts = []
-            for passage in found[row, u]:
-                e, real = embed(passage[None]), (passage > 0)[None, None]
-                block = p["encoder"]["layers"]["0"]
-                e = oracle.block(block, e, memory=chunk, allowed=real, act="gelu")
-                parts.append(oracle.norm(p["encoder_norm"], e))
-            memory, valid = np.concatenate(parts, 1), (found[row, u] > 0).reshape(1, 1, -1)
-            place = np.array([(t + 1) % M])
-            bias = layer["chunked"]["relative"]["table"][
-                np.asarray(relative_buckets(place, np.tile(np.arange(R), K), 32, 128, True))
-            ]
-            query = y[row, None, t, None]
-            reads = oracle.attention(
-                layer["chunked"]["attention"],
-                query,
-                memory,
-                valid,
-                bias=np.moveaxis(bias, -1, 0)[None],
-            )
-            out[row, t] = reads[0][0, 0]
-    return out
+    return in_numpy(params, tokens, found, chunk=M, embed=embed, table=table, act="gelu")
 
 
 def test_its_logits_are_those_of_the_equations():
