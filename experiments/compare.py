@@ -8,11 +8,10 @@
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written; the
 row of a run without any has those of its last evaluation in training, of validation. Intervals are of 95 %:
 by a bootstrap over groups of examples (families, files), paired between runs, of the mean of several seeds;
-of BLEU and chrF of single runs without groups by sacreBLEU's own paired bootstrap; of other metrics of several
-seeds the least and the greatest. --by_length adds the BLEU of
-each run by the words of the source, in bins of equal counts; --by_overlap adds what retrieved passages take
-off the loss where they overlap with the text by at most so much. --plot and --html then draw these instead of
-the learning curves.
+of BLEU and chrF of single runs without groups by sacreBLEU's own paired bootstrap; of other metrics of
+several seeds the least and the greatest. --by_length adds the BLEU of each run by the words of the source, in
+bins of equal counts; --by_overlap adds what retrieved passages take off the loss where they overlap with the
+text by at most so much. --plot and --html then draw these instead of the learning curves.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,14 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import models
+from crossattn.analysis.scores import passage_slopes
 from crossattn.data.features import Neighbours, Window
 from crossattn.data.neighbours import overlap
+from crossattn.data.tokenizers import BOS
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.retrieval import Retrieval, Writer
+from experiments.tasks.written import tokens_of_words
 
 BINS = (0.0, 0.125, 0.25, 0.5, 1.0)
 """Bounds of the overlap of neighbours with the chunk that follows, see ``neighbours.overlap``."""
@@ -50,6 +53,23 @@ class RetrievalData(sections.Data):
     neighbour_len: Count
     passages: str = "train"
     embedder: Literal["ngrams", "minilm"] = "ngrams"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage, and what tokens read of it.
+
+    Attributes:
+      words: of the passage.
+      read: attention to each word [S], the mean over tokens, heads and blocks.
+      mass: the share of attention on the whole, with what marks its beginning and end.
+      slope: nats of the tokens' log-likelihood that rest on it, see ``passage_slopes``.
+    """
+
+    words: list[str]
+    read: np.ndarray
+    mass: float
+    slope: float
 
 
 class RetrievalLanguageModelTask(LanguageModelTask):
@@ -242,6 +262,55 @@ class RetrievalLanguageModelTask(LanguageModelTask):
                 f"a {self.config.task} writes the likeliest token after the other; leave {asked[0]} out."
             )
         return [self._writer(params, text, max_new_tokens) for text in texts]
+
+    def passages(self, params: Any, text: str) -> tuple[str, str, list[Passage]]:
+        """Returns the last whole chunk of a text, what follows it, and the passages that this reads.
+
+        Raises:
+          SettingsError: the model reads no passages, no chunk is whole, or the text is longer than a window.
+        """
+        if not self._reads:
+            raise SettingsError(f"a {self.config.model.name} reads no passages.")
+        tokenizer, (m, most) = (
+            self.corpus.tokenizer,
+            itemgetter("chunk", "target_len")(self.config.data),
+        )
+        ids = np.array([BOS, *tokenizer.encode(text)], np.int32)
+        end = (len(ids) - 1) // m * m
+        if not end or len(ids) - 1 > most:
+            raise SettingsError(
+                f"a text has {len(ids)} tokens with its beginning; expected {m + 1} to {most + 1}, a chunk "
+                "and what follows it."
+            )
+        near = np.stack([self.retrieval.of_text(chunk) for chunk in ids[:end].reshape(-1, m)])
+        window = {
+            "target_in": ids[None, :-1],
+            "target_out": ids[None, 1:],
+            "target_segment_ids": np.ones((1, len(ids) - 1), np.int32),
+            "neighbours": near[None],
+        }
+        weights, slopes = self._passages_read(params, window)
+        read = np.asarray(weights)[end - 1 :].mean(0).reshape(near.shape[1:])
+        slopes = np.asarray(slopes)[end - 1 :].sum(0)
+        found = []
+        for tokens, own, slope in zip(near[-1], read, slopes, strict=True):
+            rows = tokens_of_words(tokenizer.decode, tokens[tokens > 0].tolist())
+            words = [tokenizer.decode(tokens[row].tolist()).strip() for row in rows]
+            parts = np.array([own[row].sum() for row in rows])
+            found.append(Passage(words, parts, float(own.sum()), float(slope)))
+        chunk, rest = (tokenizer.decode(part.tolist()) for part in (ids[end - m : end], ids[end:]))
+        return chunk, rest, found
+
+    @cached_property
+    def _passages_read(self) -> Any:
+        """The function from a window of one row to attention [T (K R)] and slopes [T K]."""
+
+        def read(params: Any, window: Any) -> tuple[jax.Array, jax.Array]:
+            model, given = self.bind(params), {"neighbours": window["neighbours"]}
+            _, weights = model.hidden(window["target_in"], **given, return_weights=True)
+            return weights.mean((0, 2))[0], passage_slopes(model, window)[0]
+
+        return jax.jit(read)
 
     @cached_property
     def _writer(self) -> Writer:

@@ -14,10 +14,11 @@ from crossattn.analysis import scores
 from crossattn.data.neighbours import CharacterNgrams
 from crossattn.data.sources import facts
 from crossattn.data.tokenizers import BOS
+from crossattn.interventions import Intervention, run
 from crossattn.train.loop import batches, fresh_state
 from crossattn.train.program import make_program
 from crossattn.train.sharding import make_mesh, put_batch
-from experiments import overlaps
+from experiments import generate, overlaps
 from experiments.errors import SettingsError
 from experiments.initial import initial
 from experiments.settings import check, train_config
@@ -162,6 +163,57 @@ def test_a_text_that_retrieves_as_it_is_written_is_that_of_whole_texts(folder):
         ids.append(int(logits[0, len(ids) - 1].argmax()))
     ends = [i for i, token in enumerate(ids) if token == 2]
     assert found == tokenizer.decode(ids[: ends[0]] if ends else ids)
+
+
+def test_what_is_drawn_of_a_text_is_what_its_tokens_after_the_last_whole_chunk_read(folder):
+    task = task_of(folder)
+    params, tokenizer = task.init(jax.random.key(1)), task.corpus.tokenizer
+    text = "tell me what mira tovel will bring . mira tovel will bring the lamp , tell me what mira"
+    ids = np.array([BOS, *tokenizer.encode(text)], np.int32)
+    end = (len(ids) - 1) // M * M
+    assert M < end < len(ids) - 1
+    near = np.stack([task.retrieval.of_text(ids[i : i + M]) for i in range(0, end, M)])
+    model = task.bind(params)
+    mass = np.asarray(model.mass(jnp.asarray(ids[None, :-1]), near[None]))[0, end - 1 :].mean(0)
+    chunk, rest, found = task.passages(params, text)
+    assert tokenizer.encode(chunk) == ids[end - M : end].tolist()
+    assert tokenizer.encode(rest) == ids[end:].tolist()
+    np.testing.assert_allclose([each.mass for each in found], mass, rtol=1e-5)
+    assert all(0.8 * each.mass < each.read.sum() <= each.mass + 1e-6 for each in found)
+    texts = [tokenizer.decode(passage) for passage in near[-1]]
+    assert [" ".join(each.words).split() for each in found] == [text.split() for text in texts]
+    # The slope is that of the likelihood of what follows, nothing before it, when weights are scaled.
+    told = lambda scale: likelihood(task, params, ids, near, scale)[end - 1 :].sum()  # noqa: E731
+    for k, each in enumerate(found):
+        step = np.eye(len(found))[k] * 1e-2
+        np.testing.assert_allclose(each.slope, (told(1 + step) - told(1 - step)) / 2e-2, rtol=2e-2)
+    figure = generate.draw([(chunk, rest, found)])
+    shown = " ".join(text.get_text() for text in figure.texts + figure.axes[0].texts)
+    assert all(word in shown for each in found for word in each.words)
+
+
+def likelihood(task, params, ids, near, scale):
+    """Log-likelihoods [T] of a text where the values of its passages are scaled, by their number."""
+    values = Intervention(scale=jnp.repeat(jnp.asarray(scale, jnp.float32), near.shape[-1])[None])
+    given = dict(neighbours=near[None], method="hidden")
+    model = task.bind(params)
+    hidden = run(model, {"decoder.chunked.values": values}, jnp.asarray(ids[None, :-1]), **given)
+    told = jax.nn.log_softmax(model.logits(hidden))[0]
+    return np.asarray(told[jnp.arange(len(ids) - 1), ids[1:]], np.float64)
+
+
+@pytest.mark.parametrize(
+    ("arg", "text", "said"),
+    [
+        ("plain,tiny", "tell me what", "a decoder reads no passages"),
+        ("tiny", "tell", "expected 9 to 65, a chunk and what follows it"),
+        ("tiny", "tell me what mira brings " * 20, "expected 9 to 65"),
+    ],
+)
+def test_a_text_of_which_nothing_can_be_drawn_is_refused(folder, arg, text, said):
+    task = task_of(folder, arg)
+    with pytest.raises(SettingsError, match=said):
+        task.passages(task.init(jax.random.key(0)), text)
 
 
 @pytest.mark.parametrize(
