@@ -6,6 +6,7 @@ Each member computes the numbers of its run alone, up to rounding.
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from crossattn.rows import programs_of
 from crossattn.train.state import TrainState, from_json, to_json
+
+_LOG = logging.getLogger(__name__)
 
 SWEPT = ("learning_rate", "final_fraction", "weight_decay", "clip_norm", "b1", "b2", "eps")
 """Numbers of the optimiser of which members may have different ones: they change no shape."""
@@ -223,16 +226,26 @@ class MemberBatches:
     """Batches of several iterators, stacked along a leading axis of members.
 
     Arrays of different shapes (rows and lengths of buckets) are padded to the largest: with 0, or with -1
-    where that stands for nothing, as in links of words. Dropout of such a batch then draws other numbers
-    than in the run alone.
+    where that stands for nothing, as in links of words. Dropout of such a batch then draws other numbers than
+    in the run alone. The first batch that is half padding is logged.
     """
 
     def __init__(self, iterators: Sequence[Any]):
         self._iterators = list(iterators)
+        self._said = False
 
     def __next__(self) -> dict[str, np.ndarray]:
         batches = [next(each) for each in self._iterators]
-        return {name: _stacked([batch[name] for batch in batches]) for name in batches[0]}
+        found = {name: _stacked([batch[name] for batch in batches]) for name in batches[0]}
+        full = sum(np.size(x) for batch in batches for x in batch.values())
+        padded = sum(x.size for x in found.values())
+        if padded > 2 * full and not self._said:
+            self._said = True
+            _LOG.warning(
+                "members have batches of unlike lengths: padded alike, this one is %.1f times as large",
+                padded / full,
+            )
+        return found
 
     def get_state(self) -> list[Any]:
         """Returns the position of each iterator, JSON-able."""

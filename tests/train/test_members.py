@@ -206,6 +206,16 @@ def test_what_members_lack_of_the_largest_shape_is_nothing():
     assert batch["x"].tolist() == [[-1.0, 0.0], [2.0, 3.0]]
 
 
+def test_padding_that_costs_more_than_the_batches_is_told_once(caplog):
+    long, short = {"ids": np.ones((2, 8), int)}, {"ids": np.ones((2, 1), int)}
+    for others, said in ((long, 0), (short, 1)):
+        own = [iter([long] * 2), *(iter([others] * 2) for _ in range(3))]
+        batches = members.MemberBatches(own)
+        assert next(batches)["ids"].shape == next(batches)["ids"].shape == (4, 2, 8)
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == said and all("is 2.9 times as large" in text for text in told)
+
+
 @pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("tpu", False)])
 def test_members_are_looped_over_on_cpu_and_batched_elsewhere(platform, loops):
     config = replace(CONFIG, seeds=3, mesh=MeshConfig())
