@@ -32,12 +32,16 @@ class DecoderStack(nnx.Module):
       memory_dim: size of the source's vectors; None for a decoder without a source.
       build: makes a ``Block`` from ``nnx.Rngs``, or several such for a period of unlike blocks, which may
         read any memories; None is a ``DecoderBlock`` of ``config`` and ``memory_dim``.
-      positions: position scheme of the self-attention.
+      positions: the scheme. "relative" and "alibi" add a bias here, and "rope" rotates in blocks with a
+        ``rope_base``; vectors of the others are not added here, but by the ``TokenInput`` of the model.
+      weights_of: name of the memory whose weights ``return_weights``, captures, coverage and policies see;
+        None where the blocks read one memory.
       window: the number of positions that a token reads, with its own; None is unlimited.
       share, scan, remat: see ``Stack``.
 
     Raises:
-      ValueError: as ``Stack`` does; or both ``build`` and ``memory_dim`` are given.
+      ValueError: as ``Stack`` does; both ``build`` and ``memory_dim`` are given; there is no such scheme, or
+        blocks of "rope" do not rotate; or no block reads the memory ``weights_of``.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class DecoderStack(nnx.Module):
         memory_dim: int | None = None,
         build: Build | Sequence[Build] | None = None,
         positions: PositionScheme,
+        weights_of: str | None = None,
         window: int | None = None,
         share: bool = False,
         scan: bool = False,
@@ -72,6 +77,12 @@ class DecoderStack(nnx.Module):
         self.before = None if window is None else window - 1
         self.bias = config.position_bias(positions, rngs, bidirectional=False)
         self.norm = config.normalise(rngs) if config.norm_first else None
+        self.weights_of = weights_of
+        if weights_of is not None and weights_of not in (read := self._memories):
+            raise ValueError(
+                f"weights_of is {weights_of!r}, which no block reads; expected of "
+                f"{', '.join(read) or 'none'}."
+            )
 
     @on_any_mesh
     def read(self, **memories: Any) -> Any:
@@ -80,11 +91,11 @@ class DecoderStack(nnx.Module):
         Raises:
           ValueError: no layer reads a memory of that name.
         """
-        read = {name for block in self.stack.kinds() for name in block.readers.values()}
+        read = self._memories
         if unread := [name for name in memories if name not in read]:
             raise ValueError(
                 f"got the memory {unread[0]!r}, which no layer reads; expected of "
-                f"{', '.join(sorted(read)) or 'none'}."
+                f"{', '.join(read) or 'none'}."
             )
         return self.stack.map(lambda block: block.read(memories))
 
@@ -101,7 +112,8 @@ class DecoderStack(nnx.Module):
         size = cache_length * num_beams
         pairs = zip(self.stack.looped(states), self.stack.blocks(), strict=True)
         layers = tuple(replace(s, cache=block.cache((batch,), size)) for s, block in pairs)
-        return CachedStates.empty(layers, batch, num_beams, cache_length, context)
+        states = CachedStates.empty(layers, batch, num_beams, cache_length, context)
+        return replace(states, watched=tuple(sorted(self._watched())))
 
     @on_any_mesh
     def reread(self, states: CachedStates, *, chunk: Any = None, **memories: Any) -> CachedStates:
@@ -211,17 +223,34 @@ class DecoderStack(nnx.Module):
         return decoded if return_weights else decoded[:2]
 
     def reading(self) -> tuple[str, ...]:
-        """Returns the names to ``capture`` for the weights with which layers read memories.
+        """Returns the names to ``capture`` for the weights with which layers read their memory.
 
         Raises:
-          ValueError: no layer reads a memory.
+          ValueError: no layer reads a memory; or layers read several, and none is named, ``weights_of``.
         """
-        last = [list(block.readers)[-1] for block in self.stack.kinds() if block.readers]
-        if not last:
+        if not (memories := self._memories):
             raise ValueError(
                 "return_weights asks for cross-attention, but this decoder reads no memory; leave it out."
             )
-        return tuple(f"{name}.weights" for name in last)
+        if self.weights_of is None and len(memories) > 1:
+            raise ValueError(
+                "return_weights, capture or coverage asks for cross-attention, and this decoder reads the "
+                f"memories {', '.join(memories)}; give DecoderStack weights_of= one of them."
+            )
+        return tuple(f"{name}.weights" for name in self._watched())
+
+    @property
+    def _memories(self) -> list[str]:
+        """The names of the memories that layers read."""
+        return sorted({name for block in self.stack.kinds() for name in block.readers.values()})
+
+    def _watched(self) -> list[str]:
+        """Returns the last sublayer of each kind of block that reads the memory ``weights_of``."""
+        each = (
+            [name for name, read in block.readers.items() if self.weights_of in (None, read)]
+            for block in self.stack.kinds()
+        )
+        return list(dict.fromkeys(own[-1] for own in each if own))
 
     @property
     def _by_position(self) -> bool:

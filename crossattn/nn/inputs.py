@@ -88,8 +88,7 @@ class TokenInput(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
-        if positions not in _SCHEMES:
-            raise ValueError(f"positions is {positions!r}; expected one of {', '.join(_SCHEMES)}.")
+        _check(positions)
         learned, self.sinusoids = positions == "learned", positions == "sinusoidal"
         self.stored = config.sinusoid_dtype if self.sinusoids else None
         if max_length is None and (learned or self.stored is not None):
@@ -193,8 +192,19 @@ class TokenInput(nnx.Module):
         return table.at[positions].get(mode="fill", fill_value=jnp.nan)
 
 
+def _check(positions: str) -> None:
+    if positions not in _SCHEMES:
+        raise ValueError(f"positions is {positions!r}; expected one of {', '.join(_SCHEMES)}.")
+
+
 class PositionBias(nnx.Module):
-    """The bias that a stack's self-attention layers share: T5's learnt one, or ALiBi's fixed one."""
+    """The bias that a stack's self-attention layers share: T5's learnt one, or ALiBi's fixed one.
+
+    Other schemes have none.
+
+    Raises:
+      ValueError: there is no such scheme.
+    """
 
     def __init__(
         self,
@@ -206,6 +216,7 @@ class PositionBias(nnx.Module):
         bidirectional: bool,
         rngs: nnx.Rngs,
     ):
+        _check(positions)
         self.relative = (
             RelativeBias(num_heads, buckets, max_distance, bidirectional=bidirectional, rngs=rngs)
             if positions == "relative"

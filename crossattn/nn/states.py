@@ -6,7 +6,7 @@ back by a smaller number of positions.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ class CachedStates:
       ancestors: [B J X], the sequence whose slot each one reads at each of X positions; None for J = 1.
       padding: number of padding positions at the beginning of each row, [B]; None is 0.
       context: arrays [B ...] that a model needs of each row, such as its images and their positions.
+      watched: the sublayers whose memory is the source, of ``source_valid``; () is all.
     """
 
     layers: tuple[BlockState, ...]
@@ -40,6 +41,7 @@ class CachedStates:
     ancestors: Int[AnyArray, "B J X"] | None = None
     padding: Int[AnyArray, " B"] | None = None
     context: Any = None
+    watched: tuple[str, ...] = field(default=(), metadata={"static": True})
 
     @classmethod
     def empty(
@@ -88,9 +90,14 @@ class CachedStates:
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
-        """The padding mask of the first memory; None without memories but those of chunks."""
-        read = (m for state in self.layers for m in state.memories.values() if m.keys.ndim == 4)
-        return next((m.readable for m in read), None)
+        """The padding mask of the source; None without memories but those of chunks."""
+        read = (
+            memory
+            for state in self.layers
+            for name, memory in state.memories.items()
+            if memory.keys.ndim == 4 and (not self.watched or name in self.watched)
+        )
+        return next((memory.readable for memory in read), None)
 
     @property
     def cache_length(self) -> int:
@@ -129,19 +136,24 @@ def by_row(
     decode: Callable[..., tuple], tokens: Shaped[Array, "B J T *F"], states: CachedStates
 ) -> Any:
     """Maps ``decode(tokens, states) -> (x, states, weights)`` over rows that differ in their position."""
-    rows = jnp.arange(len(tokens))
+    rows, watched = jnp.arange(len(tokens)), states.watched
 
     def one(row: Array, tokens: Array, fields: dict[str, Any]) -> tuple:
-        own = CachedStates(**_rows(jnp.expand_dims, fields))
+        own = CachedStates(**_rows(jnp.expand_dims, fields), watched=watched)
         with row_of(row, len(rows)):
             (x, own, weights), found = with_handed_out(decode)(tokens[None], own)
         found = jax.tree.map(lambda a: a[:, 0], found)
         weights = None if weights is None else weights[:, 0]
-        return x[0], _rows(jnp.squeeze, vars(own)), weights, found
+        return x[0], _rows(jnp.squeeze, _arrays(own)), weights, found
 
-    x, fields, weights, found = jax.vmap(one, out_axes=(0, 0, 1, 1))(rows, tokens, vars(states))
+    given = rows, tokens, _arrays(states)
+    x, fields, weights, found = jax.vmap(one, out_axes=(0, 0, 1, 1))(*given)
     hand_out(found)
-    return x, CachedStates(**fields), weights
+    return x, CachedStates(**fields, watched=watched), weights
+
+
+def _arrays(states: CachedStates) -> dict[str, Any]:
+    return {name: x for name, x in vars(states).items() if name != "watched"}
 
 
 def check_rows(name: str, x: AnyArray, batch: int) -> None:

@@ -147,7 +147,16 @@ class BlockConfig:
     def position_bias(
         self, positions: PositionScheme, rngs: nnx.Rngs, *, bidirectional: bool
     ) -> PositionBias:
-        """Makes the bias that the self-attention layers of a stack of these blocks share."""
+        """Makes the bias that the self-attention layers of a stack of these blocks share.
+
+        Raises:
+          ValueError: there is no such scheme, or it is "rope" and the blocks do not rotate.
+        """
+        if positions == "rope" and self.attention.rope_base is None:
+            raise ValueError(
+                'positions is "rope", but the blocks have no rope_base and rotate nothing; expected '
+                "BlockConfig.of(.., rope_base=10000.0)."
+            )
         return PositionBias(
             positions,
             self.attention.num_heads,

@@ -10,7 +10,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def exportable(cls: _Class) -> _Class:
-    """Registers a dataclass that is a pytree already; static fields are what JSON holds."""
+    """Registers a dataclass that is a pytree already; static fields are what JSON holds, lists as tuples."""
     fields = dataclasses.fields(cls)
     static = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if not f.metadata.get("static")]
@@ -22,7 +22,7 @@ def exportable(cls: _Class) -> _Class:
             *zip(data, children, strict=True),
             *zip(static, aux_data, strict=True),
         ):
-            object.__setattr__(made, name, value)
+            object.__setattr__(made, name, tuple(value) if isinstance(value, list) else value)
         return made
 
     jax.export.register_pytree_node_serialization(

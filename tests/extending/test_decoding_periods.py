@@ -207,11 +207,20 @@ def test_what_a_stack_cannot_read_or_return_is_refused_in_a_sentence():
         made([readers, other]),
         dict(source=jnp.zeros((1, 3, M)), b=jnp.zeros((1, 4, M))),
     )
-    captured = lambda stack, x, given: stack(x, stack.read(**given), capture=stack.reading())[1]  # noqa: E731
+    names = ("cross.weights", "a.weights")
+    captured = lambda stack, x, given: stack(x, stack.read(**given), capture=names)[1]  # noqa: E731
     states = compiled(captured, both, x, memories)
     for call, said in (
         (lambda: alone.read(source=x), "^got the memory 'source', which no layer reads; .* none"),
         (alone.reading, "^return_weights asks for .* reads no memory; leave it out"),
+        (
+            both.reading,
+            "^return_weights, capture or coverage .* memories b, source; .* weights_of=",
+        ),
+        (
+            lambda: stack(nnx.Rngs(0), readers, weights_of="images"),
+            "^weights_of is 'images', which no block reads; expected of source",
+        ),
         (
             lambda: stack(nnx.Rngs(0), readers, memory_dim=M),
             "^got build and memory_dim 6, which only the default blocks take",
