@@ -1,8 +1,13 @@
 """Modules as pure functions: parameters in a plain nested dict, ``init`` and ``apply``.
 
 A *build* is a function from ``nnx.Rngs`` to a module, for example
-``lambda rngs: Transformer(config, rngs=rngs)``. ``jax.jit``, ``jax.value_and_grad``, optax, Orbax and
-safetensors take the dicts as they are. Linen code bridges a module::
+``lambda rngs: Transformer(config, rngs=rngs)``. ``jax.jit``, ``jax.value_and_grad``, optax and Orbax take
+the dicts as they are, safetensors flat ones (given nested ones it destroys them)::
+
+    safetensors.flax.save_file(flatten(params), "model.safetensors")
+    params = nest(safetensors.flax.load_file("model.safetensors"))
+
+Linen code bridges a module::
 
     from flax import nnx
     attention = nnx.bridge.ToLinen(xa.nn.MultiHeadAttention, args=(64,), kwargs={"num_heads": 4})

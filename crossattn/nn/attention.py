@@ -12,13 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.persistent import PersistentVectors
 from crossattn.ops import masks
-from crossattn.ops.arguments import check_mask, in_words_of_here
+from crossattn.ops.arguments import check_dropout_rate, check_mask, in_words_of_here
 from crossattn.ops.attend import attend
 from crossattn.ops.blockwise.stats import AttentionStats, attention_stats
 from crossattn.ops.masks import Mask, as_mask
@@ -53,7 +54,7 @@ class MultiHeadAttention(nnx.Module):
       dtype: computation dtype.
 
     Raises:
-      ValueError: heads do not divide.
+      ValueError: a size is no integer above 0, heads do not divide, or a rate is not in [0, 1).
       TypeError: an argument is unknown; those of other libraries are told what they are called here.
     Source: Vaswani et al. 2017, section 3.2.2; grouped heads, Ainslie et al. 2023.
     """
@@ -83,6 +84,10 @@ class MultiHeadAttention(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
+        sizes = dict(dim=dim, num_heads=num_heads, memory_dim=memory_dim, out_dim=out_dim)
+        sizes |= dict(head_dim=head_dim, value_dim=value_dim, num_kv_heads=num_kv_heads)
+        _check_made(sizes, rngs)
+        check_dropout_rate(dropout_rate)
         kv_heads = num_kv_heads or num_heads
         if head_dim is None and dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}; expected a divisor of dim, {dim}.")
@@ -105,15 +110,15 @@ class MultiHeadAttention(nnx.Module):
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.memory_norm: Any = memory_norm
-        sizes = kv_heads, head_dim, value_dim
+        shape = kv_heads, head_dim, value_dim
         self.persistent = (
-            PersistentVectors(num_persistent, *sizes, rngs=rngs) if num_persistent else None
+            PersistentVectors(num_persistent, *shape, rngs=rngs) if num_persistent else None
         )
         self.rope_base, self.rope_scaling = rope_base, rope_scaling
         self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
-        self.kv_shape = sizes
+        self.kv_shape = shape
         self.dtype = dtype
 
     @in_words_of_here
@@ -287,8 +292,9 @@ class MultiHeadAttention(nnx.Module):
         alone = dict[str, Any](mask=mask & memory.mask(), bias=bias)
         if count > 1:
             shape = (*memory.keys.shape[:-3], self.query.out_features[0], T, memory.size)
-            mask = check_mask(mask, shape) or Mask(())
-            mask, bias = _repeated(mask, bias, count, T, memory.size)
+            own = check_mask(mask, shape)
+            own = Mask(()) if own is None else own
+            mask, bias = _repeated(own, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
         query = self.query(x)
@@ -339,9 +345,24 @@ def for_each_example(queries: Array, own: tuple[int, ...], batch: tuple[int, ...
     return queries if own else jnp.broadcast_to(queries, (*batch, *queries.shape))
 
 
+def _check_made(sizes: dict[str, Any], rngs: Any) -> None:
+    """Checks the sizes that a module is made with, None for usual ones, and its streams of keys."""
+    for name, size in sizes.items():
+        whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
+        if size is not None and not (whole and size > 0):
+            raise ValueError(f"{name} is {size!r}; expected an integer above 0.")
+    if not isinstance(rngs, nnx.Rngs):
+        raise ValueError(f"rngs is of type {type(rngs).__name__}; expected flax's nnx.Rngs(seed).")
+
+
 def _check_size(name: str, x: Array, layer: nnx.LinearGeneral, argument: str) -> None:
     """Checks the size of the vectors that a projection is applied to."""
     [size] = layer.in_features
+    if getattr(x, "ndim", 0) < 2:
+        said = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+        raise ValueError(
+            f"{name} {said}; expected an array of vectors of size {argument} = {size}, [*B T {size}]."
+        )
     if x.shape[-1] != size:
         raise ValueError(
             f"{name} has shape {x.shape}; expected vectors of size {argument} = {size}."

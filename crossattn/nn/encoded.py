@@ -60,7 +60,8 @@ class Encoded:
         for part in parts:
             size = part.vectors.shape[-2]
             own = jnp.arange(start, start + size) if part.positions is None else part.positions
-            positions.append(jnp.broadcast_to(own, part.vectors.shape[:-1]))
+            # Split over a mesh as the vectors are.
+            positions.append(jnp.zeros_like(part.vectors[..., 0], jnp.int32) + own)
             start += size
         numbered = any(part.positions is not None for part in parts)
         masked = any(part.valid is not None for part in parts)
@@ -73,5 +74,6 @@ class Encoded:
     @property
     def readable(self) -> Bool[AnyArray, "*B S"]:
         """The padding mask, True for vectors that may be read."""
-        lead = self.vectors.shape[:-1]
-        return jnp.ones(lead, bool) if self.valid is None else jnp.broadcast_to(self.valid, lead)
+        if self.valid is None:
+            return jnp.ones_like(self.vectors[..., 0], bool)
+        return jnp.broadcast_to(self.valid, self.vectors.shape[:-1])

@@ -57,11 +57,9 @@ def check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None
     wanted = "bool" if kind is bool else "a floating-point dtype"
     known = hasattr(x, "dtype")
     if not known or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
-        meant = "did you mean mask=?" if kind is not bool else "did you mean bias=?"
-        if known and kind is bool and jnp.issubdtype(dtype, jnp.integer):
-            meant = "of 0 and 1, mask.astype(bool)"
+        said = f"{'has dtype' if known else 'is a'} {dtype}"
         raise ValueError(
-            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} ({meant}). "
+            f"{name} {said}; expected {wanted} ({_meant(name, x, kind)}). "
             "mask is boolean, True = may be read; bias is added to the logits."
         )
     if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
@@ -70,6 +68,20 @@ def check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None
             f"{name} has shape {x.shape}; expected {len(full)} axes [*B N T S] = {full}, each of that "
             f"size or 1{either if (x.ndim, len(full)) == (3, 4) else ''}."
         )
+
+
+def _meant(name: str, x: Any, kind: Any) -> str:
+    """Returns what is to be written in place of a mask or bias of another type."""
+    if not hasattr(x, "dtype"):
+        if callable(x):
+            return f"call it: {name}={getattr(x, '__name__', name)}()"
+        kinds = "an array, jnp.asarray(x)" if isinstance(x, (list, tuple)) else "an array"
+        return f"{kinds}, or one of crossattn.masks" if kind is bool else kinds
+    if kind is not bool:
+        return "did you mean mask=?"
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return "of 0 and 1, mask.astype(bool)"
+    return "of 0.0 and 1.0, mask > 0; of 0 and -inf, bias="
 
 
 def check_number(name: str, x: Any, positive: bool = False) -> None:
@@ -86,23 +98,33 @@ def check_number(name: str, x: Any, positive: bool = False) -> None:
         raise ValueError(f"{name} is {x}; {wanted}")
 
 
-def check_dropout(rate: float, key: Any) -> None:
+def check_dropout_rate(rate: Any) -> None:
     if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)):
         raise ValueError(
             f"dropout_rate is {rate!r}; expected a number known before tracing, 0 <= rate < 1."
         )
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate is {rate}; expected 0 <= rate < 1.")
+
+
+def check_dropout(rate: float, key: Any) -> None:
+    check_dropout_rate(rate)
     if rate > 0 and key is None:
         raise ValueError(
             f"dropout_rate is {rate} but dropout_key is None; pass a jax.random.key, or rate 0."
         )
-    dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0
-    raw = dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
-    if key is not None and not typed and not raw:
-        said = f"has shape {key.shape} and dtype {dtype}" if dtype is not None else f"is {key!r}"
-        raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
+    if key is None:
+        return
+    if not isinstance(key, (jax.Array, np.ndarray)):  # flax's Rngs have attributes of any name
+        said = f"is {key!r}" if isinstance(key, (int, str)) else f"is of type {type(key).__name__}"
+        of_flax = ", such as rngs.dropout()" if "Rng" in type(key).__name__ else ""
+        raise ValueError(f"dropout_key {said}; expected one jax.random.key{of_flax}.")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    raw = key.dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
+    if not typed and not raw:
+        raise ValueError(
+            f"dropout_key has shape {key.shape} and dtype {key.dtype}; expected one jax.random.key."
+        )
 
 
 # What users of other libraries type first, and what it is called here.

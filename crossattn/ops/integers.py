@@ -17,11 +17,13 @@ def as_int32(name: str, x: Any) -> Any:
     Narrow and unsigned ones would wrap in the first sum or difference.
 
     Raises:
-      ValueError: it holds other numbers than integers; or one that int32 does not hold, where that is known
-        before the program runs.
+      ValueError: it is a list or a tuple; it holds other numbers than integers; or one that int32 does not
+        hold, where that is known before the program runs.
     """
     if x is None:
         return None
+    if isinstance(x, (list, tuple)):
+        raise ValueError(f"{name} is a {type(x).__name__}; expected an array, jnp.asarray({x!r}).")
     dtype = jnp.result_type(x)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"{name} has dtype {dtype}; expected integers.")

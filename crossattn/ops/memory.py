@@ -74,10 +74,10 @@ class Memory:
             _check_alike("concat", memory.keys, memory.values, memories[0])
         start, positions, valid = 0, [], []
         for memory in memories:
-            lead = memory.keys.shape[:-2]
             own = jnp.arange(start, start + memory.size)
             own = own if memory.positions is None else memory.positions
-            positions.append(jnp.broadcast_to(own, lead))
+            # Split over a mesh as the keys are.
+            positions.append(jnp.zeros_like(memory.keys[..., 0, 0], jnp.int32) + own)
             valid.append(memory.readable)
             start += memory.size
         return cls(
@@ -101,7 +101,9 @@ class Memory:
         """Slots that may be read."""
         if self.valid is not None:
             return jnp.broadcast_to(self.valid, self.keys.shape[:-2])
-        filled = self.size if self.length is None else jnp.asarray(self.length)[..., None]
+        if self.length is None:
+            return jnp.ones_like(self.keys[..., 0, 0], bool)
+        filled = jnp.asarray(self.length)[..., None]
         return jnp.broadcast_to(jnp.arange(self.size) < filled, self.keys.shape[:-2])
 
     @property

@@ -115,9 +115,7 @@ def test_the_source_of_the_states_is_that_memory_also_where_rows_go_back(name):
 
 @pytest.mark.parametrize("name", ["words", pytest.param("image", marks=pytest.mark.slow)])
 def test_a_score_has_the_cost_of_what_is_not_covered_of_that_memory(name):
-    found = search(
-        name, num_beams=2, coverage=Coverage(0.5), length_penalty=0.0, capture=Capture()
-    )
+    found = search(name, num_beams=2, coverage=Coverage(0.5), length_penalty=0.0, capture=Capture())
     model, costs = xa.functional.bind(make(name), PARAMS), []
     for row, valid in enumerate(VALID if name == "words" else np.ones_like(VALID)):
         n = int(found.lengths[row, 0])

@@ -266,8 +266,29 @@ def test_heads_that_do_not_divide_are_refused_by_name(dim, heads, kv_heads, mess
 
 @pytest.mark.usefixtures("in_production")
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_heads=0), "num_heads is 0; expected an integer above 0"),
+        (dict(num_heads=-4), "num_heads is -4; expected an integer above 0"),
+        (dict(dim=12.0), "dim is 12.0; expected an integer above 0"),
+        (dict(head_dim=0), "head_dim is 0; expected an integer above 0"),
+        (dict(dropout_rate=1.5), "dropout_rate is 1.5; expected 0 <= rate < 1"),
+        (dict(rngs=0), r"rngs is of type int; expected flax's nnx.Rngs\(seed\)"),
+        (dict(rngs=jax.random.key(0)), "rngs is of type PRNGKeyArray; expected flax's"),
+    ],
+)
+def test_what_no_layer_can_be_made_of_is_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(**(dict(dim=12, num_heads=4, rngs=nnx.Rngs(0)) | changes))
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda m, x, y: m([[1.0] * D], y), r"x is a list; .* \[\*B T \d+\]"),
+        (lambda m, x, y: m(x[0, 0], y), r"x has shape \(\d+,\); .* \[\*B T \d+\]"),
+        (lambda m, x, y: m(x, [[1.0] * M]), "memory: x is a list; expected an array of vectors"),
         (lambda m, x, y: m(x), f"memory is None, .* memory_dim = {M}, and x {D}; give memory="),
         (lambda m, x, y: m(y, y), f"x has shape .* expected vectors of size dim = {D}"),
         (lambda m, x, y: m(x, x), f"memory: x has shape .* size memory_dim = {M}"),

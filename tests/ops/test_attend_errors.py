@@ -1,8 +1,10 @@
 """A wrong argument raises ValueError naming it, what came and what was expected."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
 from crossattn.testing import bad_calls
@@ -51,6 +53,33 @@ def test_a_mask_of_0_and_1_is_told_how_to_be_one():
     for call in (lambda mask: xa.attend(**GOOD, mask=mask), xa.masks.explicit):
         with pytest.raises(ValueError, match=r"dtype int32; .*\.astype\(bool\)"):
             call(jnp.ones((2, 1, 5, 7), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (jnp.ones((2, 1, 5, 7)), r"dtype float32; .*of 0.0 and 1.0, mask > 0; of 0 and -inf, bias="),
+        ([[True]], r"mask is a list; .*jnp\.asarray\(x\), or one of crossattn\.masks"),
+        (xa.masks.causal, r"mask is a function; .*call it: mask=causal\(\)"),
+        (True, "mask is a bool; .*an array, or one of crossattn.masks"),
+    ],
+)
+def test_what_is_no_mask_is_told_how_to_be_one(mask, said):
+    with pytest.raises(ValueError, match=said):
+        xa.attend(**GOOD, mask=mask)
+
+
+def test_a_list_of_biases_is_no_mask():
+    with pytest.raises(ValueError, match=r"bias is a list; .*\(an array, jnp\.asarray\(x\)\)"):
+        xa.attend(**GOOD, bias=[[0.0]])
+
+
+@pytest.mark.parametrize("key", [nnx.Rngs(0), nnx.Rngs(dropout=0).dropout])
+def test_streams_of_keys_are_told_to_be_asked_for_one(key):
+    with pytest.raises(ValueError, match=r"dropout_key is of type Rng.*such as rngs\.dropout\(\)"):
+        xa.attend(**GOOD, dropout_rate=0.1, dropout_key=key)
+    assert xa.attend(**GOOD, dropout_rate=0.1, dropout_key=nnx.Rngs(0).dropout()).ndim == 4
+    assert xa.attend(**GOOD, dropout_rate=0.1, dropout_key=jax.random.PRNGKey(0)).ndim == 4
 
 
 def test_an_option_that_does_not_exist():

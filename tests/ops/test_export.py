@@ -59,6 +59,20 @@ def test_memories_states_and_results_cross_the_border():
     np.testing.assert_allclose(found[1].entropy, call(state)[1].entropy, rtol=1e-5, atol=1e-6)
 
 
+def test_kernels_are_exported_where_they_are_allowed_and_without_them_where_chunked_is_chosen():
+    """As docs/attend.md writes it."""
+    q, k, v = operands(3, 5)
+    expected = xa.attend(q, k, v)
+    kernels = ("CrossattnForward", "CrossattnBackward", "tpu_custom_call")
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in kernels]
+    exported = export.export(jax.jit(xa.attend), disabled_checks=allowed)(q, k, v)
+    found = export.deserialize(exported.serialize(vjp_order=0)).call(q, k, v)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    with xa.use_backend("chunked"):
+        found = through_bytes(lambda *x: xa.attend(*x), q, k, v)(q, k, v)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def masked(q, k, v, valid, positions):
     """Everything that goes by a length: a bias, positions, padding, the log-sum-exp."""
     bias = 0.1 * jnp.arange(k.shape[1], dtype=jnp.float32)[None, None, None]

@@ -177,6 +177,10 @@ class Mask:
         """Returns the mask of exactly what this one hides, the padding that it hides too."""
         return Mask((Not(self),))
 
+    def __bool__(self) -> bool:
+        """Raises ValueError: ``and``, ``or`` and ``not`` would drop a mask without a word."""
+        raise ValueError("a Mask is neither true nor false; write a & b, a | b and ~a.")
+
     @as_written
     def block(self, queries: Int[AnyArray, " T"], keys: Int[AnyArray, " S"]) -> Bool[Array, "..."]:
         """Returns the part of the matrix at these query and key indices, broadcastable to [*B N T S]."""

@@ -221,7 +221,7 @@ def kernel(call: Call, dtype: Any, fold_scale: bool = True, windows: bool = True
         q, scale = (q * scale).astype(dtype), 1.0
     lowered = lower(call.mask, *call.lengths)
     if lowered.left is not None and not windows:
-        lowered = Lowered(call.mask or Mask(()))
+        lowered = Lowered(Mask(()) if call.mask is None else call.mask)
     prepared = prepare(q, k, v, call.bias, call.mask, lowered)
     operands = [one_batch(x, 3, batch, whole=True) for x in (prepared.q, prepared.k, prepared.v)]
     operands += [one_batch(x, 3, batch) for x in (prepared.bias, prepared.allowed)]

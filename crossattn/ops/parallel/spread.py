@@ -192,7 +192,8 @@ def _by_place(run: Callable, split: Split, call: Call) -> Ran:
     A kernel that goes by index must know the place when it is compiled: then every device has the kernels
     of all places, and runs its own.
     """
-    T, mask, parts = call.q.shape[-3], call.mask or Mask(()), split.parts("T")
+    mask = Mask(()) if call.mask is None else call.mask
+    T, parts = call.q.shape[-3], split.parts("T")
 
     def at(first: Any) -> Ran:
         return run(replace(call, mask=slices.shift(mask, first)))

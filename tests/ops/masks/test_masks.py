@@ -37,6 +37,30 @@ def materialized(mask, t=T, s=S):
     return np.broadcast_to(array, (2, 3, t, s))
 
 
+@pytest.mark.parametrize(
+    "drop",
+    [lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a],
+    ids=["and", "or", "not"],
+)
+def test_words_that_would_drop_a_mask_are_refused(drop):
+    with pytest.raises(ValueError, match="neither true nor false; write a & b, a | b and ~a"):
+        drop(xa.masks.causal(), xa.masks.lengths(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: xa.masks.lengths([4, 2]), "k_lengths is a list"),
+        (lambda: xa.masks.segments(((1, 1),)), "q_segment_ids is a tuple"),
+        (lambda: xa.masks.causal(offset=[1, 2]), r"offset is a list; .*jnp\.asarray\(\[1, 2\]\)"),
+    ],
+)
+@pytest.mark.usefixtures("in_production")
+def test_lists_of_integers_are_refused_by_name(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
 TERMS = {
     "causal": (masks.causal(), lambda b, q, k: k <= q),
     "causal_offset": (masks.causal(offset=2), lambda b, q, k: k <= q + 2),
