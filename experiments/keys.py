@@ -221,10 +221,22 @@ def _of_source(name: str) -> dict[str, Key]:
     return keys
 
 
+OPTIONS = "data.options."
+"""Of these a config file may set some that another data source does not have."""
+
+
 def no_key(name: str, config: Any, known: Iterable[str]) -> str:
     """Returns the message about an unknown key."""
+    near = suggestion(name, known)
+    if name.startswith(OPTIONS) and near == ";":
+        taken = [key.removeprefix(OPTIONS) for key in known if key.startswith(OPTIONS)]
+        return (
+            f"the config has no key {name}: the data source {config.data.get('name')} takes "
+            f"{', '.join(taken) or 'no options'}. Leave it out; what the config file sets for other data, by "
+            f"--config.{name}=None."
+        )
     what = f"a {config.get('task')} by a {config.get('model', {}).get('name')}"
-    return f"the config has no key {name}{suggestion(name, known)} --help=config lists those of {what}."
+    return f"the config has no key {name}{near} --help=config lists those of {what}."
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -121,6 +121,12 @@ def put(config: ConfigDict | None, texts: Mapping[str, str]) -> None:
         known = keys.of(config)
         for name, text in texts.items():
             if name not in known:
+                if name.startswith(keys.OPTIONS) and text == "None":
+                    if (option := name.removeprefix(keys.OPTIONS)) in config.data.get(
+                        "options", {}
+                    ):
+                        del config.data.options[option]
+                    continue
                 raise SettingsError(keys.no_key(name, config, known))
             value = known[name].read(text)
             if not known[name].takes(value):

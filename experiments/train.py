@@ -159,6 +159,8 @@ def run(
 def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
     """Refuses wrong data, mesh and optimiser before the run claims its folder."""
     task.refuse_unready()
+    if task.config.data.get("splits", {}).get("test", "test") != "test":
+        task.corpus.split("test")  # which nothing reads before training has ended
     try:
         mesh = make_mesh(values.mesh)
         _refuse_rows(task, values, mesh)

@@ -37,12 +37,13 @@ def read_pairs(
 
     A path with "{split}" in it names one file a split; otherwise lines are dealt out: of twenty,
     the first is test, the second validation. TSV columns are numbers from 0 (default 0 and 1) or
-    names in a first line of names; JSONL columns are keys (default "source" and "target").
+    names in a first line of names; a first line "source", "target" is one of names, too. JSONL columns
+    are keys (default "source" and "target").
 
     Raises:
         DataError: a file is missing, empty, not UTF-8 or misaligned, or a line has an empty or
-            missing column, or holds half a character. Of a line in a file above 64 MiB, when that
-            line is read.
+            missing column or two of that name, or holds half a character. Of a line in a file above 64
+            MiB, when that line is read.
     """
     files = split_files(paths, split)
     if len(files) == 2 and (source_column is not None or target_column is not None):
@@ -53,8 +54,14 @@ def read_pairs(
     elif is_jsonl(files[0]):
         texts = _json_texts(tables[0], source_column or "source", target_column or "target")
     else:
+        if files[0].suffix.lower() in (".csv", ".json"):
+            raise DataError(
+                f"{files[0]}: expected a table with tabs, .tsv, or one record a line, .jsonl"
+            )
         left = 0 if source_column is None else source_column
         right = 1 if target_column is None else target_column
+        if tables[0][0].split("\t") == ["source", "target"] and (left, right) == (0, 1):
+            left, right = "source", "target"
         texts, first = _tsv_texts(tables[0], left, right)
 
     def example(number: int) -> Example:
@@ -72,7 +79,10 @@ def read_pairs(
     if "{split}" not in paths:
         numbers = dealt(first, len(tables[0]), split)
         if not len(numbers):
-            raise DataError(f"{files[0]} has too few lines for a {split} split; it takes {_EVERY}")
+            raise DataError(
+                f"{files[0]} has too few lines for a {split} split: of {_EVERY}, the first is test, the "
+                "second validation, and the others are train"
+            )
     return MappedSource(numbers, example)
 
 
@@ -109,7 +119,7 @@ def dealt(first: int, stop: int, split: str) -> Sequence[int]:
 
 def _check_text(text: str, side: str, place: str) -> None:
     if not text.strip():
-        raise DataError(f"{place}: the {side} text is empty")
+        raise DataError(f"{place}: the {side} text is empty; take the line out, or write one")
     if not text.isascii() and (half := _HALF.search(text)):
         raise DataError(
             f"{place}: the {side} text has \\u{ord(half[0]):04x}, half a "
@@ -231,6 +241,8 @@ def _column(path: Path, header: list[str], column: int | str) -> int:
         raise DataError(
             f"{path}, line 1: no column {column!r}; the columns are {', '.join(header)}"
         )
+    if header.count(column) > 1:
+        raise DataError(f"{path}, line 1: two columns are named {column!r}; name each once")
     return header.index(column)
 
 

@@ -1,10 +1,11 @@
 """Work directory of a run: one process at a time, and one config.
 
-`config.json` has its settings. A run with other settings is refused key by key, except for more steps.
-Nothing is ever deleted.
+`config.json` has its settings. A run with other settings is refused key by key, except for more steps; where
+no step was trained, what is there is put aside. Nothing is ever deleted.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,8 @@ from filelock import FileLock, Timeout
 from crossattn.train import processes, storage
 from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
 from crossattn.train.storage import Folder
+
+_LOG = logging.getLogger(__name__)
 
 # Files of a run, which `resume="never"` moves aside.
 OWNED = (
@@ -150,7 +153,10 @@ def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:
         if longer:
             changed.remove(longer[0])
             grown = old[longer[0]]
-        if changed:
+        if changed and _is_untrained(workdir):
+            _put_aside(workdir)
+            _LOG.warning("the run in %s had trained no step; it was put aside", workdir)
+        elif changed:
             differences = "; ".join(
                 f"{key} was {_show(old, key)}, is {_show(settings, key)}" for key in changed
             )
@@ -160,6 +166,13 @@ def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:
             )
     storage.write_whole(path, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     return grown
+
+
+def _is_untrained(workdir: Folder) -> bool:
+    """Whether a local run logged no step and wrote no checkpoint; in a store another may be training."""
+    if storage.in_store(workdir) or (workdir / "metrics.jsonl").exists():
+        return False
+    return not any(each.name.isdigit() for each in storage.children(workdir / "checkpoints"))
 
 
 def _is_more(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool:

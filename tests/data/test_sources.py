@@ -152,7 +152,12 @@ def test_lines_are_dealt_out_once(tmp_path):
     [
         ("x.tsv", b"", "x.tsv, line 1: the file is empty"),
         ("x.tsv", b"a\tb\nc\n", "x.tsv, line 2: 1 column"),
-        ("x.tsv", b"a\tb\n\tc\n", "x.tsv, line 2: the source text is empty"),
+        ("x.tsv", b"a\tb\n\tc\n", "x.tsv, line 2: the source text is empty; take the line out"),
+        (
+            "x.csv",
+            b"a,b\n",
+            "x.csv: expected a table with tabs, .tsv, or one record a line, .jsonl",
+        ),
         ("x.tsv", b"a\tb\nc\t \n", "x.tsv, line 2: the target text is empty"),
         ("x.tsv", b"a\tb\nc\t\xe9t\xe9\n", "x.tsv, line 2: not UTF-8 .byte 0xE9 at offset 6"),
         ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": 1}', "x.jsonl, line 2: no text"),
@@ -225,6 +230,32 @@ def test_a_bad_request_is_refused_in_one_line(name, split, options, complaint):
     with pytest.raises(DataError, match=complaint) as caught:
         sources.open_source(name, split, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_columns_are_no_pair_where_they_are_those_of_the_values(tmp_path):
+    rows = "".join(f"cat {i}\tchat {i}\n" for i in range(20))
+    (tmp_path / "x.tsv").write_text("source\ttarget\n" + rows)
+    [first] = sources.open_source(f"files:{tmp_path}/x.tsv", "test")
+    assert (first["source"], first["target"]) == ("cat 0", "chat 0")
+    turned = sources.open_source(f"files:{tmp_path}/x.tsv", "test", source_column="target")[0]
+    assert turned["source"] == "chat 0"
+    (tmp_path / "x.tsv").write_text("source\ttarget\ttarget\n" + rows)
+    with pytest.raises(DataError, match="two columns are named 'target'; name each once"):
+        sources.open_source(f"files:{tmp_path}/x.tsv", "test", target_column="target")
+
+
+def test_few_lines_are_told_where_lines_go(tmp_path):
+    (tmp_path / "x.tsv").write_text("a\tb\n")
+    with pytest.raises(
+        DataError, match="few lines for a validation split: of 20, the first is test"
+    ):
+        sources.open_source(f"files:{tmp_path}/x.tsv", "validation")
+
+
+def test_the_path_of_a_table_is_told_of_its_source(tmp_path):
+    (tmp_path / "x.tsv").write_text("a\tb\n")
+    with pytest.raises(DataError, match=f"did you mean files:{tmp_path}/x.tsv, text:"):
+        sources.open_source(f"{tmp_path}/x.tsv")
 
 
 def test_every_source_says_what_it_takes():

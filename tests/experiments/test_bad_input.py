@@ -78,7 +78,10 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.train.step=1", "no key train.step; did you mean train.steps? --help=config"),
         ("--config.optim.lr=1", "no key optim.lr; --help=config"),
         ("--config.checkpoint.best=1", "did you mean checkpoint.best_mode?"),
-        ("--config.data.options.size=9", "no key data.options.size"),
+        (
+            "--config.data.options.size=9",
+            "no key data.options.size: the data source phrases takes no options. Leave it out;",
+        ),
         ("--config.data.name=copy --config.data.options.sise=9", "did you mean data.options.size?"),
         ("--config.train.steps.more=1", "steps.more"),
         ("--config.train.steps=1.5", "train.steps is '1.5'; expected a whole number"),

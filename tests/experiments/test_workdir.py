@@ -5,9 +5,10 @@ import logging
 
 import pytest
 
-from configs import lm_small
+from configs import lm_small, warm_start
 from crossattn.train.errors import TrainError
 from crossattn.train.workdir import claim, flatten
+from experiments.settings import check, put
 from tests.experiments.conftest import STEPS, TINY, start
 
 
@@ -147,6 +148,26 @@ def test_data_that_only_evaluation_would_miss_is_missed_at_the_start(refused, tm
     name = f"--config.data.name=files:{tmp_path}/{{split}}.tsv"
     line = refused("train", TINY, name, f"--workdir={tmp_path / 'run'}")
     assert "validation.tsv cannot be read" in line and not (tmp_path / "run").exists()
+
+
+def test_a_split_that_only_evaluation_would_miss_is_missed_at_the_start(refused, tmp_path):
+    (tmp_path / "x.tsv").write_text("a cat\tun chat\n" * 60)
+    given = (TINY, f"--config.data.name=files:{tmp_path}/x.tsv", f"--workdir={tmp_path / 'run'}")
+    line = refused("train", *given, "--config.data.splits.test=tst")
+    assert "files have no split 'tst'; they have" in line and not (tmp_path / "run").exists()
+
+
+def test_options_of_the_data_of_a_config_file_are_left_out_for_other_data(refused, tmp_path):
+    (tmp_path / "x.tsv").write_text("a cat\tun chat\n" * 60)
+    given = ("--config=configs/warm_start.py", f"--config.data.name=files:{tmp_path}/x.tsv")
+    line = refused("train", *given, f"--workdir={tmp_path / 'run'}")
+    assert "no key data.options.pairs: the data source files:" in line
+    assert "--config.data.options.pairs=None" in line
+    assert start("train", *given, "--config.data.options.pairs=None", "--help=config") == 0
+    config = warm_start.get_config()
+    put(config, {"data.name": f"files:{tmp_path}/x.tsv", "data.options.pairs": "None"})
+    check(config)
+    assert "pairs" not in config.data.options
 
 
 def test_columns_of_a_table_are_named_on_the_command_line(refused, tmp_path):

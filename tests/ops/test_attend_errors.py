@@ -58,7 +58,10 @@ def test_a_mask_of_0_and_1_is_told_how_to_be_one():
 @pytest.mark.parametrize(
     ("mask", "said"),
     [
-        (jnp.ones((2, 1, 5, 7)), r"dtype float32; .*of 0.0 and 1.0, mask > 0; of 0 and -inf, bias="),
+        (
+            jnp.ones((2, 1, 5, 7)),
+            r"dtype float32; .*of 0.0 and 1.0, mask > 0; of 0 and -inf, bias=",
+        ),
         ([[True]], r"mask is a list; .*jnp\.asarray\(x\), or one of crossattn\.masks"),
         (xa.masks.causal, r"mask is a function; .*call it: mask=causal\(\)"),
         (True, "mask is a bool; .*an array, or one of crossattn.masks"),

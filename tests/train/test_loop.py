@@ -204,6 +204,22 @@ def test_a_step_that_is_not_finite_is_never_saved_or_evaluated(tmp_path, poison_
     assert all(line["step"] < poison_at for line in lines(tmp_path))
 
 
+def test_a_run_that_trained_no_step_gives_way_to_another_config(tmp_path, caplog):
+    with claim(tmp_path, {"seed": 0}, "auto"):
+        (tmp_path / "checkpoints").mkdir()
+    with claim(tmp_path, {"seed": 1}, "auto"):
+        pass
+    assert "had trained no step; it was put aside" in caplog.text
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+    assert json.loads((tmp_path / "previous-1" / "config.json").read_text()) == {"seed": 0}
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    with (
+        pytest.raises(WorkdirMismatch, match="seed was 1, is 2"),
+        claim(tmp_path, {"seed": 2}, "auto"),
+    ):
+        pass
+
+
 def test_another_config_is_refused_key_by_key(whole):
     workdir, _ = whole
     before = sorted(os.listdir(workdir))

@@ -111,7 +111,9 @@ class Image(Feature):
         try:
             picture = _opened(value, side)
         except Unreadable as error:
-            raise error if self.unreadable == "skip" else DataError(str(error)) from None
+            if self.unreadable == "skip":
+                raise
+            raise DataError(f"{error}; mend it, or leave such out by unreadable=skip") from None
         if min(picture.size) < 1:
             raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
         return _flat(picture, self.channels)

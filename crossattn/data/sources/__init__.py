@@ -110,6 +110,8 @@ def find(name: str) -> ModuleType:
     if inside and first not in known():
         near = get_close_matches(first, known(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
+        if Path(name).exists():
+            hint = f" (did you mean files:{name}, text:{name} or pictures:{name}?)"
         raise DataError(
             f"there is no data source {name!r}; expected one of {', '.join(known())}{hint}"
         )
