@@ -4,7 +4,7 @@ Examples of one family, file or speaker are drawn together; a difference of two 
 groups for both. Source: Efron and Tibshirani 1993, chapters 6 and 8; of BLEU, Koehn 2004.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,8 @@ def of_texts(
     """Returns the intervals of each system's corpus score, and of each one's difference to the first.
 
     Args:
-      metric: sacreBLEU's ``BLEU`` or ``CHRF``, which scores every draw anew, so of more than 200 texts there
-        are fewer than 500 draws, at least 100; its own test draws single texts.
+      metric: sacreBLEU's ``BLEU``, whose counts of each text are added up; or another, such as ``CHRF``,
+        which scores every draw anew, so that of more than 200 texts there are 100 to 500 draws.
       systems: one or more lists of texts of each system, whose mean score counts, in the order of the
         references.
       references: one of each example.
@@ -107,24 +107,51 @@ def of_texts(
     for index, group in enumerate(groups):
         members.setdefault(str(group), []).append(index)
     known, random = list(members.values()), np.random.default_rng(0)
+    scorers = [[_scorer(metric, texts, references) for texts in system] for system in systems]
     draws = [list(range(len(references)))]
-    for _ in range(min(TEXT_DRAWS, max(100, _SCORED // len(references)))):
+    count = min(TEXT_DRAWS, max(100, _SCORED // len(references)))
+    for _ in range(TEXT_DRAWS if _counts(metric) else count):
         draws.append(
             [i for group in random.integers(len(known), size=len(known)) for i in known[group]]
         )
 
-    def score(system: Sequence[Sequence[str]], rows: list[int]) -> float:
-        right = [[references[i] for i in rows]]
-        each = [metric.corpus_score([texts[i] for i in rows], right).score for texts in system]
-        return sum(each) / len(each)
-
-    scores = np.array([[score(system, rows) for system in systems] for rows in draws])
+    scores = np.array(
+        [[np.mean([score(rows) for score in system]) for system in scorers] for rows in draws]
+    )
 
     def intervals(values: np.ndarray) -> list[Interval]:
         low, high = np.percentile(values[1:], [2.5, 97.5], axis=0)
         return [Interval(*map(float, each)) for each in zip(values[0], low, high, strict=True)]
 
     return intervals(scores), intervals(scores - scores[:, :1])
+
+
+def _counts(metric: Any) -> bool:
+    return hasattr(metric, "compute_bleu")
+
+
+def _scorer(
+    metric: Any, texts: Sequence[str], references: Sequence[str]
+) -> Callable[[list[int]], float]:
+    """Returns the function from numbers of texts to their score."""
+    if not _counts(metric):
+        return lambda rows: (
+            metric.corpus_score([texts[i] for i in rows], [[references[i] for i in rows]]).score
+        )
+    each = [
+        metric.corpus_score([text], [[right]])
+        for text, right in zip(texts, references, strict=True)
+    ]
+    counts = np.array([[*x.counts, *x.totals, x.sys_len, x.ref_len] for x in each])
+    options = {name: getattr(metric, name) for name in ("smooth_method", "smooth_value")}
+    options |= dict(effective_order=metric.effective_order, max_ngram_order=metric.max_ngram_order)
+
+    def score(rows: list[int]) -> float:
+        *ngrams, sys_len, ref_len = counts[rows].sum(0).tolist()
+        correct, total = ngrams[: len(ngrams) // 2], ngrams[len(ngrams) // 2 :]
+        return metric.compute_bleu(correct, total, sys_len, ref_len, **options).score
+
+    return score
 
 
 def _by_group(columns: Sequence[Any], groups: Sequence[Any] | None) -> np.ndarray:

@@ -74,8 +74,8 @@ def _written(samples: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[sample[name] for sample in samples] for name in names]
 
 
-def paired(texts: Texts, tokenize: str) -> list[Row]:
-    """Returns BLEU and chrF of each run, and of groups also what each has more than the first run.
+def paired(texts: Texts, tokenize: str, names: Sequence[str] = ("BLEU", "chrF2")) -> list[Row]:
+    """Returns BLEU and chrF of each run, or one of them; of groups also what each has more than the first.
 
     Of several members a score is the mean. Examples of a group are drawn together; without groups, and where
     each run is one, sacreBLEU's own paired bootstrap draws texts.
@@ -83,7 +83,8 @@ def paired(texts: Texts, tokenize: str) -> list[Row]:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    metrics = {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF()}
+    known = {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF()}
+    metrics = {name: known[name] for name in names}
     systems = list(texts.systems.values())
     if not texts.groups and all(len(each) == 1 for each in systems):
         return _by_sacrebleu(texts, metrics)
@@ -158,7 +159,7 @@ def by_length(texts: Texts, bins: int, tokenize: str) -> list[Bin]:
     found = []
     for number in range(bins):
         rows = order[number * count // bins : (number + 1) * count // bins]
-        scored = [row for row in paired(texts.only(rows), tokenize) if row[1] == "BLEU"]
+        scored = paired(texts.only(rows), tokenize, ["BLEU"])
         scores = {name: score for name, _, score, _ in scored[: len(texts.systems)]}
         first = next(iter(scores))
         differs = {name: how for name, _, _, how in scored if name != first}
