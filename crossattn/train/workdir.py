@@ -169,8 +169,13 @@ def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:
 
 
 def _is_untrained(workdir: Folder) -> bool:
-    """Whether a local run logged no step and wrote no checkpoint; in a store another may be training."""
-    if storage.in_store(workdir) or (workdir / "metrics.jsonl").exists():
+    """Whether a local folder is of a run alone, which logged no step and wrote no checkpoint.
+
+    In a store another process may be training.
+    """
+    names = {each.name for each in storage.children(workdir)} - {".lock"}
+    others = {name for name in names if not name.startswith("previous-")} - {*OWNED}
+    if storage.in_store(workdir) or others or "metrics.jsonl" in names:
         return False
     return not any(each.name.isdigit() for each in storage.children(workdir / "checkpoints"))
 
