@@ -212,12 +212,12 @@ def test_a_run_that_trained_no_step_gives_way_to_another_config(tmp_path, caplog
     assert "had trained no step; it was put aside" in caplog.text
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
     assert json.loads((tmp_path / "previous-1" / "config.json").read_text()) == {"seed": 0}
-    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    with (
-        pytest.raises(WorkdirMismatch, match="seed was 1, is 2"),
-        claim(tmp_path, {"seed": 2}, "auto"),
-    ):
-        pass
+    for name in ("delta.safetensors", "checkpoints/5"):
+        (tmp_path / name).mkdir(parents=True)
+        with pytest.raises(WorkdirMismatch, match="seed was 1, is 2"):
+            with claim(tmp_path, {"seed": 2}, "auto"):
+                pass
+        shutil.rmtree(tmp_path / name)
 
 
 def test_another_config_is_refused_key_by_key(whole):
