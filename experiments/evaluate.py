@@ -104,11 +104,10 @@ def _samples_of_all(each: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dic
     first = next(iter(each.values()))
     columns: dict[str, list[Any]] = {}
     for name in first[0] if first else ():
-        own = {member: [sample[name] for sample in samples] for member, samples in each.items()}
-        if all(values == own[next(iter(own))] for values in own.values()):
-            columns[name] = own[next(iter(own))]
-        else:
-            columns |= {f"{member}/{name}": values for member, values in own.items()}
+        own = {f"{member}/{name}": [x[name] for x in samples] for member, samples in each.items()}
+        values = [x[name] for x in first]
+        agreed = all(others == values for others in own.values())
+        columns |= {name: values} if agreed else own
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

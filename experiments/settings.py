@@ -122,10 +122,9 @@ def put(config: ConfigDict | None, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             if name not in known:
                 if name.startswith(keys.OPTIONS) and text == "None":
-                    if (option := name.removeprefix(keys.OPTIONS)) in config.data.get(
-                        "options", {}
-                    ):
-                        del config.data.options[option]
+                    left_out = name.removeprefix(keys.OPTIONS)
+                    options = config.data.get("options", {}).items()
+                    config.data.options = {k: x for k, x in options if k != left_out}
                     continue
                 raise SettingsError(keys.no_key(name, config, known))
             value = known[name].read(text)

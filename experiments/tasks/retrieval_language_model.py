@@ -271,9 +271,10 @@ class RetrievalLanguageModelTask(LanguageModelTask):
         """
         if not self._reads:
             raise SettingsError(f"a {self.config.model.name} reads no passages.")
-        tokenizer, (m, most) = (
+        tokenizer, m, most = (
             self.corpus.tokenizer,
-            itemgetter("chunk", "target_len")(self.config.data),
+            self.config.data.chunk,
+            self.config.data.target_len,
         )
         ids = np.array([BOS, *tokenizer.encode(text)], np.int32)
         end = (len(ids) - 1) // m * m
