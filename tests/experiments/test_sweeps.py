@@ -71,12 +71,16 @@ def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path
     each = [found[f"{name}/nll"] for name in names]
     assert 0 < found["baseline_trigrams_nll"] < found["nll"] and found["nll_shuffled"] > 0
     assert found["nll"] == pytest.approx(sum(each) / 4) and len(set(each)) == 4
-    # Texts have no mean.
-    assert found["step"] == 2 and "samples" not in found and "not of its first 4" in err
+    # Texts have no mean: each member keeps its own.
+    columns = {"source", "reference", *(f"{name}/translation" for name in names)}
+    assert len(found["samples"]) == 4 and all(set(x) == columns for x in found["samples"])
+    assert found["step"] == 2 and "not of its first 4" in err
     code, _, err = launched("evaluate", named, "--limit=4", f"--member={names[2]}")
     alone = json.loads((tmp_path / "run" / "results-test.json").read_text())
     assert code == 0 and alone["nll"] == pytest.approx(each[2]), err
-    assert alone["member"] == names[2] and len(alone["samples"]) == 4
+    assert alone["member"] == names[2]
+    texts = [x[f"{names[2]}/translation"] for x in found["samples"]]
+    assert [x["translation"] for x in alone["samples"]] == texts
     assert "expected one of the run's: learning_rate_0.001_seed_0," in refused(
         "evaluate", named, "--member=seed_9"
     )
