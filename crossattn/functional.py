@@ -36,7 +36,12 @@ class Constant(nnx.Variable):
 
 
 def init(build: Build, key: Key[Array, ""]) -> Params:
-    """Initialises the parameters of the module that ``build`` makes, as a nested dict."""
+    """Initialises the parameters of the module that ``build`` makes, as a nested dict.
+
+    Raises:
+      TypeError: build is no function, but a module or parameters.
+    """
+    check_build(build)
     return params_of(build(_streams(params=key)))
 
 
@@ -45,6 +50,7 @@ def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **
 
     Raises:
       ValueError: a parameter is missing, unexpected, or of another shape.
+      TypeError: build is no function, but a module or parameters.
     """
     return getattr(bind(build, params), method)(*args, **kwargs)
 
@@ -71,6 +77,21 @@ def check(build: Build, params: Params) -> None:
       ValueError: as ``apply`` does.
     """
     _check_same(flatten(params), flatten(shapes(build)))
+
+
+def check_build(build: Any) -> None:
+    """Checks that this makes a module, and is not a module itself or its parameters.
+
+    Raises:
+      TypeError: it is one of those.
+    """
+    if isinstance(build, nnx.Module) or not callable(build):
+        got = type(build).__name__
+        made = got if isinstance(build, nnx.Module) else "Model"
+        raise TypeError(
+            f"build is a {got}; expected a function that makes the module, "
+            f"lambda rngs: {made}(..., rngs=rngs)."
+        )
 
 
 def params_of(module: nnx.Module) -> Params:
@@ -128,8 +149,13 @@ def count(params: Params) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-@functools.lru_cache(maxsize=32)
 def _abstract(build: Build):
+    check_build(build)
+    return _abstract_of(build)
+
+
+@functools.lru_cache(maxsize=32)
+def _abstract_of(build: Build):
     return nnx.split(nnx.eval_shape(lambda: build(_streams(default=jax.random.key(0)))))
 
 

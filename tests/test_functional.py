@@ -114,6 +114,18 @@ def test_binding_never_ties_two_models_together(params):
     assert np.all(second.query.kernel[...] == 2 * first.query.kernel[...])
 
 
+def test_a_module_in_place_of_its_build_is_refused_by_name(params, in_production):
+    module = build(nnx.Rngs(0))
+    for wrong, got in ((module, "MultiHeadAttention"), (params, "dict")):
+        for call in (xa.apply, xa.functional.bind):
+            with pytest.raises(TypeError, match=rf"build is a {got}; expected a function that makes"):
+                call(wrong, params)
+        with pytest.raises(TypeError, match=rf"build is a {got}; .*, rngs=rngs\)"):
+            xa.init(wrong, jax.random.key(0))
+    with pytest.raises(TypeError, match="model is a dict; expected a module with prefill"):
+        xa.decode.generate(params, X, max_new_tokens=2)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

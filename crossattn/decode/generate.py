@@ -56,7 +56,13 @@ def generate(
     Raises:
       ValueError: two searches are asked for at once, a source has no batch axis, the inputs or the text do
         not fit the model, or nothing gives the number of rows.
+      TypeError: the model is parameters or a function, or does not decode.
     """
+    if not hasattr(model, "prefill"):
+        raise TypeError(
+            f"model is a {type(model).__name__}; expected a module with prefill and decode_step, such as "
+            "functional.bind(build, params)."
+        )
     reads = {"source": source, "source_segment_ids": source_segment_ids, **(inputs or {})}
     reads = {name: jnp.asarray(x) for name, x in reads.items() if x is not None}
     if "source" in reads:

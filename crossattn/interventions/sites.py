@@ -76,7 +76,10 @@ def run(
     Raises:
       ValueError: a site that there is not, or an intervention of another shape; a captured site that the
         call did not reach.
+      TypeError: capture is one name, not a collection.
     """
+    if isinstance(capture, str):
+        raise TypeError(f"capture is {capture!r}; expected a list of sites, [{capture!r}].")
     named = intervene(model, interventions)
     if not capture:
         return getattr(named, method)(*args, **kwargs)
@@ -190,6 +193,10 @@ def _check(name: str, edit: Any, known: Sites) -> None:
     for part, x in vars(edit).items():
         if x is None:
             continue
+        if isinstance(x, list | tuple):
+            raise ValueError(
+                f"the {part} of the intervention on {name} is a {type(x).__name__}; expected an array."
+            )
         shape: Any = jnp.shape(x)
         heads = part == "scale" and site.heads is not None and len(shape) > 1
         if shape[:1] != (site.layers,) or (heads and shape[-1] not in (1, site.heads)):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.axes import placed
-from crossattn.functional import Build, axes_of
+from crossattn.functional import Build, axes_of, check_build
 from crossattn.nn.blocks import Block, BlockState, EncoderBlock, check_names
 from crossattn.nn.edits import hand_out
 from crossattn.nn.meshes import on_any_mesh
@@ -40,6 +40,7 @@ class Stack(nnx.Module):
 
     Raises:
       ValueError: the policy is unknown, or the period has no block.
+      TypeError: build is no function, but a block or its config.
     Source: shared parameters, Dehghani et al. 2019 and Lan et al. 2020.
     """
 
@@ -60,7 +61,9 @@ class Stack(nnx.Module):
             raise ValueError(
                 f"remat is {remat!r}; expected True, False or one of {', '.join(POLICIES)}."
             )
-        builds: Sequence[Build] = [build] if callable(build) else list(build)
+        builds: Sequence[Build] = list(build) if isinstance(build, Sequence) else [build]
+        for each in builds:
+            check_build(each)
         if not builds:
             raise ValueError("build is empty; expected at least one block in the period.")
         count = len(builds) * (1 if share else periods)

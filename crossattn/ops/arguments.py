@@ -244,22 +244,38 @@ def check_mask(mask: Mask | AnyArray | None, full: tuple[int, ...]) -> Mask | No
     mask = Mask(tuple(_of_rank(term, full) for term in mask.terms))
     mask.check(T, S)
     try:
-        # Where they lie has no part in it.
-        leaves, structure = jax.tree.flatten(mask)
-        bare = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
-
-        def block(leaves):
-            return jax.tree.unflatten(structure, leaves).block(jnp.arange(T), jnp.arange(S))
-
-        shape = jax.eval_shape(block, bare).shape
-        fits = jnp.broadcast_shapes(shape, full) == full
+        fits = jnp.broadcast_shapes(_shape(mask, T, S), full) == full
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
+        raise ValueError(_misfit(mask, full) or f"mask does not fit {full}: {error}") from error
     if not fits:
-        raise ValueError(
-            f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}."
-        )
+        raise ValueError(_misfit(mask, full) or f"mask does not fit {full}.")
     return mask
+
+
+def _shape(mask: Mask, T: int, S: int) -> tuple[int, ...]:
+    """Returns the shape of a mask's matrix; where its arrays lie has no part in it."""
+    leaves, structure = jax.tree.flatten(mask)
+    bare = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+
+    def block(leaves):
+        return jax.tree.unflatten(structure, leaves).block(jnp.arange(T), jnp.arange(S))
+
+    return jax.eval_shape(block, bare).shape
+
+
+def _misfit(mask: Mask, full: tuple[int, ...]) -> str:
+    """Says which term of a mask does not broadcast to the call; nothing where each does alone."""
+    for term in mask.terms:
+        shape = _shape(Mask((term,)), *full[-2:])
+        if len(shape) > len(full) or any(
+            n not in (1, size) for n, size in zip(shape[::-1], full[::-1], strict=False)
+        ):
+            arrays = " and ".join(str(jnp.shape(x)) for x in jax.tree.leaves(term))
+            return (
+                f"mask: {type(term).__name__} of {arrays} is {shape}; "
+                f"expected one that broadcasts to [*B N T S] = {full}."
+            )
+    return ""
 
 
 def _of_rank(term: Term, full: tuple[int, ...]) -> Term:

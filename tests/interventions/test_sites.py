@@ -387,6 +387,14 @@ def test_a_head_that_there_is_not_and_a_call_that_does_not_reach_a_site_are_one_
         ValueError, match="encode did not reach decoder.cross; expected a call that runs"
     ):
         run(model, None, source, capture=["decoder.cross"], method="encode")
+    with pytest.raises(TypeError, match=r"capture is 'decoder.cross'; .*, \['decoder.cross'\]"):
+        run(model, None, source, capture="decoder.cross")
+
+
+def test_a_list_in_place_of_an_array_is_one_sentence(in_production):
+    edit = {CROSS: Intervention(scale=[[1.0, 0.0], [0.0, 1.0]])}  # ty: ignore
+    with pytest.raises(ValueError, match="the scale .* on decoder.cross.heads is a list; expected an"):
+        run(model_of(), edit, **given())
 
 
 def test_the_parameters_of_an_edited_model_are_those_of_the_model():

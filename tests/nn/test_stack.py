@@ -83,9 +83,11 @@ def test_a_policy_keeps_what_it_names():
     assert products("dots_with_no_batch_dims_saveable") >= products("dots_saveable")
 
 
-def test_an_unknown_policy_and_an_empty_period_are_refused():
+def test_an_unknown_policy_an_empty_period_and_a_config_are_refused(in_production):
     with pytest.raises(ValueError, match="remat is 'everything'; expected True, False or one of"):
         xa.init(encoder(remat="everything"), jax.random.key(0))
+    with pytest.raises(TypeError, match="build is a BlockConfig; expected a function"):
+        Stack(BlockConfig.of(8, 2, 16), 2, rngs=nnx.Rngs(0))  # ty: ignore
     with pytest.raises(ValueError, match="at least one block"):
         Stack([], 2, rngs=nnx.Rngs(0))
 

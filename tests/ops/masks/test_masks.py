@@ -221,6 +221,13 @@ def test_an_array_of_three_axes_is_refused(array, call):
             ),
             r"\(2, 2, 4, 4\).*all 5 axes",
         ),
+        (
+            lambda: xa.attend(
+                *[np.ones((2, 4, 2, 8), np.float32)] * 3,
+                masks.causal() & masks.key_padding(np.ones((3, 4), bool)),
+            ),
+            r"mask: KeyPadding of \(3, 4\) is \(3, 1, 1, 4\); expected .* = \(2, 2, 4, 4\)",
+        ),
     ],
 )
 def test_what_is_no_mask_is_refused_by_name(build, said):
