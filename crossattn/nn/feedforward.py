@@ -42,6 +42,9 @@ def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
 class FeedForward(nnx.Module):
     """``act(x W1) W2``, or gated, ``(act(x W1) * x W3) W2``.
 
+    It is attention to F learnt vectors with ``act`` in place of softmax: ``sum_f act(x k_f) v_f`` of column f
+    of W1, its key, and row f of W2, its value.
+
     Args:
       dim: model size, D.
       hidden: F.
@@ -52,7 +55,7 @@ class FeedForward(nnx.Module):
 
     Raises:
       ValueError: the activation is unknown.
-    Source: Vaswani et al. 2017, equation 2; gates, Shazeer 2020.
+    Source: Vaswani et al. 2017, equation 2; gates, Shazeer 2020; as attention, Geva et al. 2021, section 2.
     """
 
     def __init__(

@@ -127,6 +127,30 @@ def plain_finished(next_log_p, beams, length, alpha):
     return sorted(found, key=lambda pair: -pair[1])
 
 
+def plain_groups(next_log_p, groups, size, diversity, length, alpha):
+    """Diverse beam search over lists: [(tokens, score)] of all groups, best first."""
+    live = [[((), 0.0)] for _ in range(groups)]
+    done = [[] for _ in range(groups)]
+    for step in range(length):
+        taken = np.zeros(len(next_log_p(())))
+        for g in range(groups):
+            children = [
+                ((*tokens, t), score + p, score + p - diversity * taken[t])
+                for tokens, score in live[g]
+                for t, p in enumerate(next_log_p(tokens))
+            ]
+            children.sort(key=lambda child: -child[2])
+            children = [child[:2] for child in children[: 2 * size]]
+            ended = [c for c in children if c[0][-1] == EOS or step == length - 1]
+            ended = [(tokens, penalised(s, len(tokens), alpha)) for tokens, s in ended]
+            done[g] = sorted(done[g] + ended, key=lambda c: -c[1])[:size]
+            going = [c for c in children if c[0][-1] != EOS]
+            live[g] = sorted(going, key=lambda c: -c[1])[:size]
+            for tokens, _ in live[g]:
+                taken[tokens[-1]] += 1
+    return sorted(sum(done, []), key=lambda c: -c[1])
+
+
 def log_softmax(scores):
     return scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
 

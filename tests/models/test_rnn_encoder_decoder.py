@@ -16,14 +16,13 @@ from crossattn.decode import (
     ModelDraft,
     PromptLookup,
     generate,
-    sampling,
     speculative,
 )
 from crossattn.decode.search.penalties import Coverage
 from crossattn.models import RNNEncoderDecoder, rnn_encoder_decoder
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.decode.markov import log_softmax, plain_beam_search, plain_greedy, texts
+from tests.decode.markov import EOS, log_softmax, plain_beam_search, plain_greedy, plain_groups, texts
 from tests.decode.search.test_contrastive import K, plain
 from tests.decode.translators import bound, translator
 from tests.models import rnn_oracle
@@ -236,13 +235,35 @@ def test_its_beams_are_those_of_a_plain_beam_search(name):
     assert any(texts(found, row)[0] != greedily(name, row) for row in range(BATCH)), "beams matter"
 
 
-def test_it_draws_and_contrasts_what_a_plain_loop_does():
-    build, params, _ = talkative("bahdanau")
-    model = xa.functional.bind(build, params)
-    options = dict(key=jax.random.key(0), processors=[sampling.top_k(1)])
-    draw = lambda: generate(model, SOURCE, SEGMENTS, max_new_tokens=LENGTH, **options)  # noqa: E731
-    drawn = jax.jit(draw)()
-    np.testing.assert_array_equal(drawn.tokens, searcher("bahdanau").tokens)
+def test_its_groups_of_beams_are_those_of_a_plain_diverse_search():
+    found = searcher("luong, local-p", num_beams=4, num_beam_groups=2, diversity_penalty=2.0)
+    for row in range(BATCH):
+        log_p = functools.partial(next_log_p, "luong, local-p", row)
+        expected = plain_groups(log_p, 2, 2, 2.0, LENGTH, 0.6)
+        assert texts(found, row, 4) == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[row], [s for _, s in expected], rtol=1e-3)
+    plain_beams = searcher("luong, local-p", num_beams=4)
+    assert any(texts(found, row, 4) != texts(plain_beams, row, 4) for row in range(BATCH))
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "none"])
+def test_it_draws_tokens_as_often_as_its_probabilities_say(name):
+    rows, (build, params, _) = 4000, talkative(name)
+    source, segments = (np.repeat(x[:1], rows, axis=0) for x in (SOURCE, SEGMENTS))
+    draw = lambda p, key: generate(  # noqa: E731
+        xa.functional.bind(build, p), source, segments, max_new_tokens=2, key=key
+    )
+    drawn = np.asarray(jax.jit(draw)(params, jax.random.key(0)).tokens[:, 0])
+    first = np.exp(next_log_p(name, 0, ()))
+    said = np.where(np.arange(V) == EOS, 0.0, first).argmax()
+    second = np.exp(next_log_p(name, 0, (int(said),)))
+    for tokens, p in ((drawn[:, 0], first), (drawn[drawn[:, 0] == said, 1], second)):
+        counts, expected = np.bincount(tokens, minlength=V), len(tokens) * p
+        assert len(tokens) > 300 and p.max() < 0.9, "there is something to draw"
+        assert np.all(np.abs(counts - expected) <= 5 * np.sqrt(expected * (1 - p)) + 1)
+
+
+def test_it_contrasts_what_a_plain_loop_does():
     found = searcher("bahdanau", candidates=K, alpha=0.5)
     for row in range(BATCH):
         expected = plain(

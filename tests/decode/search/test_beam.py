@@ -181,31 +181,6 @@ def test_the_best_of_n_are_the_first():
     np.testing.assert_array_equal(first.tokens, found.tokens[:, :2])
 
 
-def plain_groups(model, groups, size, diversity, length, alpha):
-    """Diverse beam search over lists: [(tokens, score)] of all groups, best first."""
-    live = [[((), 0.0)] for _ in range(groups)]
-    done = [[] for _ in range(groups)]
-    for step in range(length):
-        taken = np.zeros(model.vocab)
-        for g in range(groups):
-            children = [
-                ((*tokens, t), score + row[t], score + row[t] - diversity * taken[t])
-                for tokens, score in live[g]
-                for row in [table_row(model, tokens)]
-                for t in range(model.vocab)
-            ]
-            children.sort(key=lambda child: -child[2])
-            children = [child[:2] for child in children[: 2 * size]]
-            ended = [c for c in children if c[0][-1] == EOS or step == length - 1]
-            ended = [(tokens, markov.penalised(s, len(tokens), alpha)) for tokens, s in ended]
-            done[g] = sorted(done[g] + ended, key=lambda c: -c[1])[:size]
-            going = [c for c in children if c[0][-1] != EOS]
-            live[g] = sorted(going, key=lambda c: -c[1])[:size]
-            for tokens, _ in live[g]:
-                taken[tokens[-1]] += 1
-    return sorted(sum(done, []), key=lambda c: -c[1])
-
-
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("groups", "size", "alpha"), [(2, 2, 0.0), (3, 1, 0.0), (2, 2, 1.0), (3, 1, 2.5)]
@@ -215,7 +190,8 @@ def test_groups_find_what_plain_diverse_beam_search_finds(groups, size, alpha):
         model = Markov(seed, vocab=8, length=5)
         options = dict(num_beam_groups=groups, diversity_penalty=0.7, length_penalty=alpha)
         found = search(model, num_beams=groups * size, **options)
-        expected = plain_groups(model, groups, size, 0.7, 5, alpha)
+        log_p = functools.partial(table_row, model)
+        expected = markov.plain_groups(log_p, groups, size, 0.7, 5, alpha)
         same(found, 0, expected)
 
 
