@@ -117,9 +117,9 @@ def main(arguments: Sequence[str]) -> int:
         launch.writable(path)
     launch.keep_compiled()
     begun = time.process_time()
-    rows = []
+    rows, known = [], dict[Any, Any]()
     for name, config in chosen.items():
-        rows.append(_row(name, config, _SEEDS.value))
+        rows.append(_row(name, config, _SEEDS.value, known))
         print(f"{name}: {' | '.join(_cells(rows[-1])[4:])} s", file=sys.stderr, flush=True)
     seconds = time.process_time() - begun
     print(table(rows))
@@ -194,8 +194,11 @@ def _joined(configs: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _row(name: str, config: Any, seeds: int) -> Row:
-    """Returns the row of a config, which has the error if training fails."""
+def _row(name: str, config: Any, seeds: int, known: dict[Any, dict[str, float]]) -> Row:
+    """Returns the row of a config, which has the error if training fails.
+
+    ``known`` has the baselines of rows before, by their data.
+    """
     row, begun = Row(name, config.train.steps, config.task), time.process_time()
     try:
         with tempfile.TemporaryDirectory() as workdir:
@@ -205,14 +208,14 @@ def _row(name: str, config: Any, seeds: int) -> Row:
                 if ended.status == "interrupted":
                     raise KeyboardInterrupt
                 config.init["from"] = workdir
-            _train(row, config, seeds)
+            _train(row, config, seeds, known)
     except Exception as error:
         row.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
     row.seconds = time.process_time() - begun
     return row
 
 
-def _train(row: Row, config: Any, seeds: int) -> None:
+def _train(row: Row, config: Any, seeds: int, known: dict[Any, dict[str, float]]) -> None:
     config.train.seeds = seeds
     values = train_config(config)
     assets = assets_begun_with(config)
@@ -224,7 +227,7 @@ def _train(row: Row, config: Any, seeds: int) -> None:
     begun = fresh_state(program, initial(config, task))
     params = _members(program, begun.params, values)[0]
     row.parameters = functional.count(params)
-    row.baseline, row.must_beat = _baseline(task, row, params)
+    row.baseline, row.must_beat = _baseline(task, row, params, known)
     changes: list[Any] = [lambda batch: batch]
     if task.memory:
         blank = config.copy_and_resolve_references()
@@ -267,12 +270,17 @@ def _members(program: Program, params: Any, values: TrainConfig) -> list[Any]:
     return [program.member(params, index) for index in range(values.seeds)]
 
 
-def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
+def _baseline(
+    task: Any, row: Row, params: Any, known: dict[Any, dict[str, float]]
+) -> tuple[str, float]:
     """Returns name and score of the best baseline, or of the model before training."""
     suffix = f"_{row.metric}"
+    data = (row.task, task.memory, task.config.data.to_json(sort_keys=True))
+    if data not in known:
+        known[data] = task.headline_baselines(SPLIT.value)
     found = {
         name.removesuffix(suffix).replace("_", " "): value
-        for name, value in task.headline_baselines(SPLIT.value).items()
+        for name, value in known[data].items()
         if name.endswith(suffix)
     }
     found = found or {"before training": task.split_loss(params, SPLIT.value)[row.metric]}

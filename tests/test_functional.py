@@ -118,7 +118,9 @@ def test_a_module_in_place_of_its_build_is_refused_by_name(params, in_production
     module = build(nnx.Rngs(0))
     for wrong, got in ((module, "MultiHeadAttention"), (params, "dict")):
         for call in (xa.apply, xa.functional.bind):
-            with pytest.raises(TypeError, match=rf"build is a {got}; expected a function that makes"):
+            with pytest.raises(
+                TypeError, match=rf"build is a {got}; expected a function that makes"
+            ):
                 call(wrong, params)
         with pytest.raises(TypeError, match=rf"build is a {got}; .*, rngs=rngs\)"):
             xa.init(wrong, jax.random.key(0))

@@ -224,8 +224,12 @@ class CaptioningTask(WritesText):
         return means | {f"{n}_{lang}": x for lang, each in own.items() for n, x in each.items()}
 
     def headline_baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams alone, without captions and their scores."""
+        """Returns the nats per token of trigrams, blind and seeing, without captions and their scores."""
         return super().baselines(split)
+
+    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+        """Returns the pixels of a row, which a baseline reads."""
+        return batch["source"][row].ravel()
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of trigrams, and of the captions of ``copied``."""

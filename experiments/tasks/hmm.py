@@ -46,25 +46,48 @@ def posteriors(
         empty word, then given each source word; ``PADDING`` after the end of a target.
       jumps: weights of jumps by -FURTHEST to FURTHEST positions; farther ones count as these.
     """
+    wrote, kept, scales = _forward(emissions, jumps)
+    empty, own, moves = _parts_of(emissions, jumps)
+    after = np.ones_like(own)
+    for t in range(own.shape[1] - 1, 0, -1):
+        ahead = (own[:, t] * after[:, t]) @ moves.T + empty[:, t] * after[:, t]
+        after[:, t - 1] = ahead / scales[:, t]
+    every = ((wrote + kept) * after).sum(-1, keepdims=True)
+    return wrote * after / np.maximum(every, 1e-300)
+
+
+def predictive(
+    emissions: Float[np.ndarray, "B T own"], jumps: Float[np.ndarray, " jumps"]
+) -> Float[np.ndarray, "B T"]:
+    """Returns the probability of each target word given the source and the target words before it.
+
+    Args:
+      emissions, jumps: as of ``posteriors``.
+    """
+    return _forward(emissions, jumps)[2][..., 0]
+
+
+def _parts_of(emissions: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the chances of the empty word, those of the source words, and the moves between these."""
     empty, own = EMPTY * emissions[..., :1], emissions[..., 1:]
-    T, S = own.shape[1:]
-    moves = jumps[_distances(S)]
-    moves = (1.0 - EMPTY) * moves / moves.sum(1, keepdims=True)
+    moves = jumps[_distances(own.shape[2])]
+    return empty, own, (1.0 - EMPTY) * moves / moves.sum(1, keepdims=True)
+
+
+def _forward(emissions: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the forward chances of states that wrote a word and that kept their place, and their sums."""
+    empty, own, moves = _parts_of(emissions, jumps)
+    B, T, S = own.shape
     # The empty word keeps the position, so that a state is a position and whether it wrote the word.
-    wrote, kept, after = (np.ones_like(own) for _ in range(3))
-    scales = np.ones((len(own), T, 1))
-    at = np.full((len(own), S), 1.0 / max(S, 1))
+    wrote, kept, scales = np.ones_like(own), np.ones_like(own), np.ones((B, T, 1))
+    at = np.full((B, S), 1.0 / max(S, 1))
     for t in range(T):
         wrote[:, t] = (at @ moves if t else at * (1.0 - EMPTY)) * own[:, t]
         kept[:, t] = at * empty[:, t]
         both = wrote[:, t] + kept[:, t]
         scales[:, t] = np.maximum(both.sum(-1, keepdims=True), 1e-300)
         at = both / scales[:, t]
-    for t in range(T - 1, 0, -1):
-        ahead = (own[:, t] * after[:, t]) @ moves.T + empty[:, t] * after[:, t]
-        after[:, t - 1] = ahead / scales[:, t]
-    every = ((wrote + kept) * after).sum(-1, keepdims=True)
-    return wrote * after / np.maximum(every, 1e-300)
+    return wrote, kept, scales
 
 
 def _distances(S: int) -> Int[np.ndarray, "S S"]:
@@ -81,9 +104,15 @@ class _Direction:
 
     def read(self) -> list[np.ndarray]:
         """Returns the posteriors [T S] of each sentence pair."""
+        return self._each(posteriors, [self.words.p[n] for n in self.words.kinds])
+
+    def predictions(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
+        """Returns the ``predictive`` probabilities [T] of other sentence pairs."""
+        return self._each(predictive, [self.words.chances(pair) for pair in pairs])
+
+    def _each(self, function: Any, chances: Sequence[np.ndarray]) -> list[np.ndarray]:
         # Pairs with as many source words are read together, of like targets.
-        kinds, p = self.words.kinds, self.words.p
-        shapes = [n.shape for n in kinds]
+        shapes = [x.shape for x in chances]
         order = sorted(range(len(shapes)), key=lambda i: shapes[i][::-1])
         found = [np.zeros(0)] * len(order)
         for own, group in itertools.groupby(order, key=lambda i: shapes[i][1]):
@@ -91,9 +120,9 @@ class _Direction:
                 emissions = np.zeros((len(some), shapes[some[-1]][0], own))
                 emissions[..., 0] = PADDING
                 for row, i in enumerate(some):
-                    emissions[row, : len(kinds[i])] = p[kinds[i]]
-                for i, each in zip(some, posteriors(emissions, self.jumps), strict=True):
-                    found[i] = each[: len(kinds[i])]
+                    emissions[row, : len(chances[i])] = chances[i]
+                for i, each in zip(some, function(emissions, self.jumps), strict=True):
+                    found[i] = each[: len(chances[i])]
         return found
 
     def learn_links(self, links: Sequence[np.ndarray]) -> None:
@@ -129,6 +158,19 @@ def align(pairs: Sequence[Pair], rounds: int = ROUNDS) -> list[Posteriors]:
         there.learn_links(agreed)
         back.learn_links([x.T for x in agreed])
     return list(zip(there.read(), back.read(), strict=True))
+
+
+def predictions(
+    train: Sequence[Pair], other: Sequence[Pair], rounds: int = ROUNDS
+) -> list[Float[np.ndarray, " T"]]:
+    """Returns the probability of each target word given the source and the target words before it.
+
+    The model learns from the training pairs alone. A source word that they lack counts as the empty word.
+    """
+    model = _Direction(train)
+    for _ in range(rounds):
+        model.learn_links(model.read())
+    return model.predictions(other)
 
 
 def linked(

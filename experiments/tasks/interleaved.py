@@ -26,9 +26,9 @@ from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.settings import model_config
-from experiments.tasks import base, protocols, sections
+from experiments.tasks import base, protocols, readers, sections
 from experiments.tasks.augmentation import augmented_as
-from experiments.tasks.ngrams import surprises, trigrams
+from experiments.tasks.ngrams import surprises
 from experiments.tasks.shots import Rows
 from experiments.tasks.texts import token_loss
 
@@ -131,8 +131,10 @@ class InterleavedTask(base.Task):
         return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams counted in captions, and of those told what is shared."""
-        found = trigrams(self, split, lambda batch: batch["shots"] + 1)
+        """Returns the nats per token of trigrams of captions, of those that see, and told what is shared."""
+        seen = lambda batch, row, number: batch["images"][row, number - 1].ravel()  # noqa: E731
+        segments = lambda batch: batch["shots"] + 1  # noqa: E731
+        found = readers.scores(self, split, segments, None, seen if self._sees else None)
         if not self.config.data.get("together"):
             return found
         text, told = self.features["target"], list[np.ndarray]()

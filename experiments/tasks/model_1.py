@@ -50,6 +50,17 @@ class Model1:
             found.learn([found.p[n] / found.p[n].sum(1, keepdims=True) for n in kinds])
         return found
 
+    def chances(self, pair: Pair) -> Float[np.ndarray, "T S1"]:
+        """Returns the probability of each target word given the empty word and each source word.
+
+        A source word that was in no pair counts as the empty word, and such a target word has 0.
+        """
+        s = np.array([0, *(self.sources.get(word, 0) for word in pair[0])], np.int64)
+        t = np.array([self.targets.get(word, -1) for word in pair[1]], np.int64)[:, None]
+        known, wanted = (self.source_of << 32) + self.target_of, (s << 32) + t
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return np.where((known[at] == wanted) & (t >= 0), self.p[at], 0.0)
+
     def learn(self, shares: Sequence[Float[np.ndarray, "T S1"]]) -> None:
         """Sets the probabilities from the share that each source word has in each target word."""
         flat = np.concatenate([x.ravel() for x in self.kinds])

@@ -1,10 +1,9 @@
 """Counted n-grams, a baseline of models of tokens: they read the tokens before a token, and nothing else."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 Texts = Sequence[Int[np.ndarray, " n"]]
 
@@ -76,38 +75,6 @@ def countable(windows: Sequence[tuple[int, int]], vocab_size: int) -> Sequence[t
     """Returns the windows whose n-grams of such a vocabulary can be counted."""
     bits = (vocab_size - 1).bit_length()
     return [window for window in windows if (1 + sum(window)) * bits <= 63]
-
-
-def trigrams(
-    task: Any, split: str, segments: Callable[[Any], Any], told: Callable[[Any], Any] | None = None
-) -> dict[str, float]:
-    """Returns the nats per token of trigrams of a task's training targets on those of a split.
-
-    Args:
-      task, split: of the targets.
-      segments: gives the segment of each token of ``target_out`` in a batch; 0 is no part of a target.
-      told: gives the mask of the tokens that count; trigrams read the others of a target too. None is all.
-    """
-    rows = [_targets(task.eval_batches(x, None), segments, told) for x in ("train", split)]
-    (train, _), (other, counted) = (zip(*own, strict=True) for own in rows)
-    kinds = 1 + max(int(text.max(initial=0)) for text in (*train, *other))
-    found = surprises(train, other, 3, kinds)[-1]
-    return {"trigrams_nll": float(found[np.concatenate(counted)].mean())}
-
-
-def _targets(
-    batches: Iterable[Mapping[str, np.ndarray]],
-    segments: Callable[[Any], Any],
-    told: Callable[[Any], Any] | None,
-) -> Iterator[tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]]:
-    """Yields each target, and which of its tokens count."""
-    for batch in batches:
-        owners = np.asarray(segments(batch))
-        counted = owners > 0 if told is None else np.asarray(told(batch))
-        for tokens, owner, own in zip(batch["target_out"], owners, counted, strict=True):
-            for number in range(1, int(owner.max(initial=0)) + 1):
-                if len(text := tokens[owner == number]):
-                    yield text.astype(np.int64), own[owner == number]
 
 
 def _grams(texts: Texts, seen: Texts, window: tuple[int, int], bits: int) -> np.ndarray:

@@ -26,9 +26,8 @@ from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint
 from experiments.settings import config_mesh, section_of
-from experiments.tasks import base
+from experiments.tasks import base, readers
 from experiments.tasks.alignment_loss import WITH_LINKS
-from experiments.tasks.ngrams import trigrams
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
@@ -165,8 +164,14 @@ class TextTask(base.Task):
         return scores
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of counted trigrams, which read the target alone."""
-        return trigrams(self, split, lambda x: x["target_segment_ids"], self.told)
+        """Returns the nats per token of trigrams, and of trigrams beside a simple reader of the source."""
+        source_of = self.told_of if self.has_source else None
+        segments = lambda x: x["target_segment_ids"]  # noqa: E731
+        return readers.scores(self, split, segments, self.told, source_of)
+
+    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+        """Returns what a baseline reads of the source of a row's text of that number: its tokens."""
+        return batch["source"][row][batch["source_segment_ids"][row] == number]
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         """Returns the summed loss of the tokens that count, given the source, and its sums."""

@@ -155,8 +155,12 @@ class TranscriptionTask(WritesText):
         return found | ratio(100.0 * errors, words, groups).bounds("wer")
 
     def headline_baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams alone, without texts and their scores."""
+        """Returns the nats per token of trigrams, deaf and hearing, without texts and their scores."""
         return super().baselines(split)
+
+    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+        """Returns the spectrum of a row, which a baseline reads, in a fixed number of frames."""
+        return _stretched(batch["source"][row])
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of the most frequent training text, and of that of the most similar sound."""
@@ -173,14 +177,14 @@ class TranscriptionTask(WritesText):
 
     def _nearest(self, sounds: Sequence[Any]) -> np.ndarray:
         """Returns the numbers of the training sounds that are most similar, as spectra of one length."""
-        train = self.examples("train")
-        known = np.stack([self._stretched(train[i]["source"]) for i in range(len(train))])
-        return np.array([(known @ self._stretched(sound)).argmax() for sound in sounds])
+        train, prepared = self.examples("train"), self.features["source"].prepare
+        known = np.stack([_stretched(prepared(train[i]["source"])) for i in range(len(train))])
+        return np.array([(known @ _stretched(prepared(sound))).argmax() for sound in sounds])
 
-    def _stretched(self, sound: Any) -> np.ndarray:
-        """Returns a sound's spectrum in a fixed number of frames, centred and of length 1."""
-        window = self.features["source"].prepare(sound)
-        frames = window[: 1 + np.flatnonzero(np.abs(window).sum(1))[-1]]
-        rows = np.linspace(0, len(frames) - 1, _COMPARED).round().astype(int)
-        vector = (frames[rows] - frames.mean(0)).ravel()
-        return vector / max(float(np.linalg.norm(vector)), 1e-9)
+
+def _stretched(window: np.ndarray) -> np.ndarray:
+    """Returns a sound's spectrum [F M] in a fixed number of frames, centred, of length 1."""
+    frames = window[: 1 + np.flatnonzero(np.abs(window).sum(1))[-1]]
+    rows = np.linspace(0, len(frames) - 1, _COMPARED).round().astype(int)
+    vector = (frames[rows] - frames.mean(0)).ravel()
+    return vector / max(float(np.linalg.norm(vector)), 1e-9)

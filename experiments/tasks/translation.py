@@ -258,7 +258,7 @@ class TranslationTask(TextTask):
         return scores
 
     def headline_baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams alone, without texts and their scores."""
+        """Returns the nats per token of trigrams, blind and reading, without texts and their scores."""
         return super().baselines(split)
 
     def baselines(self, split: str) -> dict[str, float]:

@@ -295,7 +295,9 @@ def test_baselines_have_the_scores_of_copied_captions():
     for name, captions in task.copied(examples).items():
         scores = task.text_scores(examples, captions)
         assert scores["chrf_de"] == found[f"{name}_chrf_de"] and found[f"{name}_chrf"] > 0
-    assert task.headline_baselines("test") == {"trigrams_nll": found["trigrams_nll"]}
+    alone = {name: found[name] for name in ("trigrams_nll", "trigrams_and_source_nll")}
+    assert task.headline_baselines("test") == alone
+    assert found["trigrams_and_source_nll"] < found["trigrams_nll"] - 0.05, "shapes are seen"
 
 
 @pytest.mark.slow

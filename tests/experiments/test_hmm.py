@@ -14,7 +14,7 @@ JUMPS = RANDOM.uniform(0.1, 1.0, 2 * hmm.FURTHEST + 1)
 
 
 def by_definition(emissions, jumps):
-    """The probability of each link: sums over every path of positions and choice of the empty word."""
+    """The probability of each link, and of the target: sums over every path of positions and empty words."""
     T, S = emissions.shape[0], emissions.shape[1] - 1
     table, total = np.zeros((T, S)), 0.0
     for written in itertools.product([None, *range(S)], repeat=T):
@@ -35,7 +35,7 @@ def by_definition(emissions, jumps):
             for t, s in enumerate(written):
                 if s is not None:
                     table[t, s] += chance
-    return table / total
+    return table / total, total
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 3), (3, 2), (4, 3)])
@@ -44,9 +44,29 @@ def test_posteriors_have_the_probabilities_of_their_definition(T, S):
     emissions = RANDOM.uniform(0.01, 1.0, (2, T + 1, S + 1))
     emissions[0, T] = [hmm.PADDING, *np.zeros(S)]
     short, long = hmm.posteriors(emissions, JUMPS)
-    np.testing.assert_allclose(short[:T], by_definition(emissions[0, :T], JUMPS), rtol=1e-9)
-    np.testing.assert_allclose(long, by_definition(emissions[1], JUMPS), rtol=1e-9)
+    np.testing.assert_allclose(short[:T], by_definition(emissions[0, :T], JUMPS)[0], rtol=1e-9)
+    np.testing.assert_allclose(long, by_definition(emissions[1], JUMPS)[0], rtol=1e-9)
     assert not short[T].any()
+    chances = hmm.predictive(emissions, JUMPS)
+    for row, chance in enumerate(chances):
+        for t in range(1, T + 1):
+            total = by_definition(emissions[row, :t], JUMPS)[1]
+            np.testing.assert_allclose(np.prod(chance[:t]), total, rtol=1e-9)
+
+
+def test_chances_of_the_next_word_add_up_to_1_and_are_of_training_pairs_alone():
+    """Also after a source word that is in no training pair."""
+    words = [f"w{i}" for i in range(6)]
+    pairs = [(x, [w.upper() for w in x]) for x in (RANDOM.choice(words, 4) for _ in range(30))]
+    source = [words[2], "unseen", words[0]]
+    for before in ([], ["W2"], ["W2", "W5"]):
+        other = [(source, [*before, w.upper()]) for w in words]
+        chances = [found[-1] for found in hmm.predictions(pairs, other)]
+        assert sum(chances) == pytest.approx(1, abs=1e-6)
+        if not before:
+            assert min(chances[0], chances[2]) > 1.4 * max(chances[i] for i in (1, 3, 4, 5))
+    (unknown,) = hmm.predictions(pairs, [(source, ["W9"])])
+    assert unknown[0] < 1e-9
 
 
 def test_words_that_nothing_writes_have_no_posterior_and_no_nan():

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from experiments.tasks.ngrams import BOTH_SIDES, surprises, trigrams, window_surprises
+from experiments.tasks.ngrams import BOTH_SIDES, surprises, window_surprises
 
 RANDOM = np.random.default_rng(3)
 TRAIN = [RANDOM.integers(1, 4, n) for n in (30, 1, 17)]
@@ -60,22 +60,6 @@ def test_the_other_side_tells_what_one_side_cannot():
         for windows in ([(0, 0), (1, 0)], [(0, 0), (1, 0), (1, 1)])
     )
     assert both < 0.75 * left
-
-
-def test_tokens_that_do_not_count_are_read_all_the_same():
-    """A first token that tells the language is no surprise of the text, and part of its n-grams."""
-
-    class Task:
-        def eval_batches(self, split, mesh):
-            texts = [[7, 1, 2], [8, 2, 1]] * 20
-            yield {"target_out": np.array(texts), "segments": np.ones((40, 3), int)}
-
-    def nats(**options):
-        return trigrams(Task(), "test", lambda x: x["segments"], **options)["trigrams_nll"]
-
-    told = nats(told=lambda x: (x["segments"] > 0) & (np.arange(3) > 0))
-    untold = nats(told=None)
-    assert told < 0.05 and untold == pytest.approx(np.log(2) / 3, abs=0.05)
 
 
 def test_a_vocabulary_too_large_is_refused():

@@ -393,7 +393,9 @@ def test_a_head_that_there_is_not_and_a_call_that_does_not_reach_a_site_are_one_
 
 def test_a_list_in_place_of_an_array_is_one_sentence(in_production):
     edit = {CROSS: Intervention(scale=[[1.0, 0.0], [0.0, 1.0]])}  # ty: ignore
-    with pytest.raises(ValueError, match="the scale .* on decoder.cross.heads is a list; expected an"):
+    with pytest.raises(
+        ValueError, match="the scale .* on decoder.cross.heads is a list; expected an"
+    ):
         run(model_of(), edit, **given())
 
 

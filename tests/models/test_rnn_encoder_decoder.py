@@ -22,7 +22,14 @@ from crossattn.decode.search.penalties import Coverage
 from crossattn.models import RNNEncoderDecoder, rnn_encoder_decoder
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.decode.markov import EOS, log_softmax, plain_beam_search, plain_greedy, plain_groups, texts
+from tests.decode.markov import (
+    EOS,
+    log_softmax,
+    plain_beam_search,
+    plain_greedy,
+    plain_groups,
+    texts,
+)
 from tests.decode.search.test_contrastive import K, plain
 from tests.decode.translators import bound, translator
 from tests.models import rnn_oracle
