@@ -5,6 +5,7 @@ and sounds, logistic regressions of their main axes, one for each pair of tokens
 it is, and its share by how much these tokens leave open are chosen on the validation split.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -131,6 +132,7 @@ def _of_vectors(
 ) -> Iterator[np.ndarray]:
     """Yields the chance of each token by logistic regressions of the source, ``alone`` without one."""
     from sklearn.decomposition import TruncatedSVD
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -149,7 +151,10 @@ def _of_vectors(
             rows, tokens, _ = places.get(before, _NONE)
             if len(rows) < ENOUGH or len(set(tokens)) < 2:
                 continue
-            with threadpool_limits(1):  # several wait for each other beside other work
+            # Several threads wait for each other beside other work.
+            with threadpool_limits(1), warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # at the limit of iterations
+                warnings.filterwarnings("ignore", "The number of unique classes")  # of tokens
                 model = LogisticRegression(C=c, max_iter=200, tol=1e-3).fit(known[rows], tokens)
             chances = model.predict_proba(asked[own])
             column = np.minimum(np.searchsorted(model.classes_, wanted), len(model.classes_) - 1)
