@@ -53,6 +53,18 @@ BAD, GOOD = (
 )
 
 
+@pytest.mark.parametrize("metric", [BLEU(), CHRF()])
+def test_added_counts_have_the_score_of_sacrebleu_also_of_short_and_empty_texts(metric):
+    texts, references = (
+        [*BAD, "", "so", "", "été d", "x y"],
+        [*REFERENCES, "a b", "s", "", "été", ""],
+    )
+    for rows in ([60], [61], [62], [61, 63], [60, 61, 62, 63, 64], list(range(55, 65)), [3, 3, 7]):
+        own, right = ([every[i] for i in rows] for every in (texts, references))
+        (found,), _ = of_texts(metric, [[own]], right, range(len(rows)))
+        assert found.value == pytest.approx(metric.corpus_score(own, [right]).score, abs=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()])
 def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
