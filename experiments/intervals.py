@@ -154,6 +154,9 @@ def _chrf(metric: Any, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, An
     """
     from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
+    if metric.word_order or metric.lowercase or metric.whitespace or metric.eps_smoothing:
+        raise ValueError("chrF has other options than sacreBLEU's own; expected CHRF().")
+
     def counted(text: str, right: str) -> list[tuple[int, int, int]]:
         both = (extract_all_char_ngrams(x, metric.char_order) for x in (text, right))
         return [

@@ -79,7 +79,7 @@ class Row:
       reached: the score of each seed.
       blind: of each seed trained without the memory; none where the task has no memory.
       shuffled: of each seed with the memory of another example.
-      seconds: of the processor, for all runs with compilation and baselines.
+      seconds: of the processor, for runs, compilation, and baselines where no row before has the data.
       failed: the error of a row that could not be trained.
     """
 
@@ -275,7 +275,8 @@ def _baseline(
 ) -> tuple[str, float]:
     """Returns name and score of the best baseline, or of the model before training."""
     suffix = f"_{row.metric}"
-    data = (row.task, task.memory, task.config.data.to_json(sort_keys=True))
+    parts = (task.config.data, task.config.get("tokenizer"))
+    data = (row.task, task.memory, *map(str, parts))
     if data not in known:
         known[data] = task.headline_baselines(SPLIT.value)
     found = {

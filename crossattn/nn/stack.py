@@ -4,7 +4,7 @@ A loop compiles each layer and runs fastest on a CPU; a scan compiles one layer 
 parameters differ in layout only: ``stack_layers`` and ``unstack_layers`` convert between them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,7 +61,9 @@ class Stack(nnx.Module):
             raise ValueError(
                 f"remat is {remat!r}; expected True, False or one of {', '.join(POLICIES)}."
             )
-        builds: Sequence[Build] = list(build) if isinstance(build, Sequence) else [build]
+        builds: Sequence[Build] = (
+            list(build) if isinstance(build, Iterable) and not callable(build) else [build]
+        )
         for each in builds:
             check_build(each)
         if not builds:

@@ -266,15 +266,17 @@ def _shape(mask: Mask, T: int, S: int) -> tuple[int, ...]:
 def _misfit(mask: Mask, full: tuple[int, ...]) -> str:
     """Says which term of a mask does not broadcast to the call; nothing where each does alone."""
     for term in mask.terms:
-        shape = _shape(Mask((term,)), *full[-2:])
+        arrays = " and ".join(str(jnp.shape(x)) for x in jax.tree.leaves(term))
+        what = f"mask: {type(term).__name__} of {arrays}"
+        wanted = f"expected one that broadcasts to [*B N T S] = {full}."
+        try:
+            shape = _shape(Mask((term,)), *full[-2:])
+        except (TypeError, ValueError, IndexError):
+            return f"{what} has arrays that do not fit each other; {wanted}"
         if len(shape) > len(full) or any(
             n not in (1, size) for n, size in zip(shape[::-1], full[::-1], strict=False)
         ):
-            arrays = " and ".join(str(jnp.shape(x)) for x in jax.tree.leaves(term))
-            return (
-                f"mask: {type(term).__name__} of {arrays} is {shape}; "
-                f"expected one that broadcasts to [*B N T S] = {full}."
-            )
+            return f"{what} is {shape}; {wanted}"
     return ""
 
 

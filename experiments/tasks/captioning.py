@@ -24,7 +24,7 @@ from crossattn.train.evaluate import caption_scores
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.tasks import sections
+from experiments.tasks import readers, sections
 from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.base import Sums, feature_batch, shapes_of
 from experiments.tasks.generation import without_each_head
@@ -227,9 +227,9 @@ class CaptioningTask(WritesText):
         """Returns the nats per token of trigrams, blind and seeing, without captions and their scores."""
         return super().baselines(split)
 
-    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+    def source_of_text(self, batch: Any, row: int, number: int) -> np.ndarray:
         """Returns the pixels of a row, which a baseline reads."""
-        return batch["source"][row].ravel()
+        return readers.thumbnail(batch["source"][row])
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of trigrams, and of the captions of ``copied``."""

@@ -28,6 +28,7 @@ PADDING = 1.0 / EMPTY
 THRESHOLD, REACH = 0.3, 2
 """How links are read off posteriors; best on validation verses of Greek-English."""
 _TOGETHER = 1_000_000  # numbers of the matrices of sentence pairs that are read together
+_AT_ONCE = 500  # pairs whose chances are looked up together
 
 
 def stem(word: str) -> str:
@@ -64,6 +65,8 @@ def predictive(
     Args:
       emissions, jumps: as of ``posteriors``.
     """
+    if emissions.shape[2] == 1:  # no source word
+        return emissions[..., 0]
     return _forward(emissions, jumps)[2][..., 0]
 
 
@@ -108,7 +111,11 @@ class _Direction:
 
     def predictions(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
         """Returns the ``predictive`` probabilities [T] of other sentence pairs."""
-        return self._each(predictive, [self.words.chances(pair) for pair in pairs])
+        found = []
+        for first in range(0, len(pairs), _AT_ONCE):
+            some = [self.words.chances(pair) for pair in pairs[first : first + _AT_ONCE]]
+            found += self._each(predictive, some)
+        return found
 
     def _each(self, function: Any, chances: Sequence[np.ndarray]) -> list[np.ndarray]:
         # Pairs with as many source words are read together, of like targets.

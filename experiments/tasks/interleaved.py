@@ -132,7 +132,7 @@ class InterleavedTask(base.Task):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns the nats per token of trigrams of captions, of those that see, and told what is shared."""
-        seen = lambda batch, row, number: batch["images"][row, number - 1].ravel()  # noqa: E731
+        seen = lambda batch, row, number: readers.thumbnail(batch["images"][row, number - 1])  # noqa: E731
         segments = lambda batch: batch["shots"] + 1  # noqa: E731
         found = readers.scores(self, split, segments, None, seen if self._sees else None)
         if not self.config.data.get("together"):

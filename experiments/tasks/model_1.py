@@ -5,6 +5,7 @@ Source: Brown et al. 1993, "The mathematics of statistical machine translation",
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -57,9 +58,13 @@ class Model1:
         """
         s = np.array([0, *(self.sources.get(word, 0) for word in pair[0])], np.int64)
         t = np.array([self.targets.get(word, -1) for word in pair[1]], np.int64)[:, None]
-        known, wanted = (self.source_of << 32) + self.target_of, (s << 32) + t
-        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        return np.where((known[at] == wanted) & (t >= 0), self.p[at], 0.0)
+        wanted = (s << 32) + t
+        at = np.minimum(np.searchsorted(self._known, wanted), len(self._known) - 1)
+        return np.where((self._known[at] == wanted) & (t >= 0), self.p[at], 0.0)
+
+    @cached_property
+    def _known(self) -> Int[np.ndarray, " kinds"]:
+        return (self.source_of << 32) + self.target_of
 
     def learn(self, shares: Sequence[Float[np.ndarray, "T S1"]]) -> None:
         """Sets the probabilities from the share that each source word has in each target word."""

@@ -165,11 +165,11 @@ class TextTask(base.Task):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns the nats per token of trigrams, and of trigrams beside a simple reader of the source."""
-        source_of = self.told_of if self.has_source else None
+        source_of = self.source_of_text if self.has_source else None
         segments = lambda x: x["target_segment_ids"]  # noqa: E731
         return readers.scores(self, split, segments, self.told, source_of)
 
-    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+    def source_of_text(self, batch: Any, row: int, number: int) -> np.ndarray:
         """Returns what a baseline reads of the source of a row's text of that number: its tokens."""
         return batch["source"][row][batch["source_segment_ids"][row] == number]
 

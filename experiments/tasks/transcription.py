@@ -158,7 +158,7 @@ class TranscriptionTask(WritesText):
         """Returns the nats per token of trigrams, deaf and hearing, without texts and their scores."""
         return super().baselines(split)
 
-    def told_of(self, batch: Any, row: int, number: int) -> np.ndarray:
+    def source_of_text(self, batch: Any, row: int, number: int) -> np.ndarray:
         """Returns the spectrum of a row, which a baseline reads, in a fixed number of frames."""
         return _stretched(batch["source"][row])
 

@@ -67,6 +67,8 @@ def test_chances_of_the_next_word_add_up_to_1_and_are_of_training_pairs_alone():
             assert min(chances[0], chances[2]) > 1.4 * max(chances[i] for i in (1, 3, 4, 5))
     (unknown,) = hmm.predictions(pairs, [(source, ["W9"])])
     assert unknown[0] < 1e-9
+    nothing = hmm.predictions(pairs, [([], [w.upper()]) for w in words])
+    assert np.sum(nothing) == pytest.approx(1, abs=1e-6)
 
 
 def test_words_that_nothing_writes_have_no_posterior_and_no_nan():

@@ -43,6 +43,40 @@ def coloured(count):
     return texts, third[:, None] + RANDOM.normal(size=(count, 300))
 
 
+def test_the_reader_is_chosen_on_validation_alone():
+    """Sources of the test split tell something else than before, so that the reader does harm there."""
+    task = Task(translated)
+    texts, sources = task.splits["test"]
+    task.splits["test"] = texts, 6 - sources
+    source_of = lambda batch, row, number: batch["source"][row]  # noqa: E731
+    blind, reading = readers.scores(task, "test", lambda x: x["segments"], None, source_of).values()
+    assert reading > 1.5 * blind
+
+
+def test_each_text_of_a_packed_row_has_its_own_source_and_counts_as_told():
+    def packed(count):
+        texts, sources = translated(2 * count)
+        return texts.reshape(count, 10), sources.reshape(count, 10)
+
+    task, segments = Task(packed), np.repeat([1, 2, 0], [5, 5, 2])
+    for split, (texts, sources) in task.splits.items():
+        task.splits[split] = tuple(np.pad(x, [(0, 1), (0, 2)]) for x in (texts, sources))
+
+    def owners(batch):
+        found = np.tile(segments, (len(batch["target_out"]), 1))
+        found[-1] = 0  # a row of padding
+        return found
+
+    source_of = lambda batch, row, number: batch["source"][row][segments == number]  # noqa: E731
+    found = readers.scores(task, "test", owners, None, source_of)
+    alone = readers.scores(
+        task, "test", owners, lambda x: (owners(x) > 0) & (np.arange(12) % 5 == 2), source_of
+    )
+    for each in (found, alone):
+        assert each["trigrams_and_source_nll"] < 0.3 * each["trigrams_nll"]
+    assert found != alone
+
+
 def test_what_a_source_tells_is_used():
     blind, reading = scored(translated)
     assert blind == pytest.approx(np.log(5), abs=0.05) and reading < 0.3 * blind

@@ -224,6 +224,13 @@ def test_an_array_of_three_axes_is_refused(array, call):
         (
             lambda: xa.attend(
                 *[np.ones((2, 4, 2, 8), np.float32)] * 3,
+                masks.segments(np.ones((2, 4), int), np.ones((3, 4), int)),
+            ),
+            r"mask: Segments of \(2, 4\) and \(3, 4\) has arrays that do not fit each other",
+        ),
+        (
+            lambda: xa.attend(
+                *[np.ones((2, 4, 2, 8), np.float32)] * 3,
                 masks.causal() & masks.key_padding(np.ones((3, 4), bool)),
             ),
             r"mask: KeyPadding of \(3, 4\) is \(3, 1, 1, 4\); expected .* = \(2, 2, 4, 4\)",
