@@ -295,7 +295,10 @@ def test_what_no_layer_can_be_made_of_is_refused_by_name(changes, message):
         (lambda m, x, y: m.memory(y, values_of=x), f"values_of has shape .* memory_dim = {M}"),
         (lambda m, x, y: m(x, y, y), r"mask is an array of float32; .*memory\(k, values_of=v\)"),
         (lambda m, x, y: m(x, y, np.ones((T, S), int)), r"of int64; .* mask\.astype\(bool\)"),
-        (lambda m, x, y: m(x[:, None], y, xa.masks.key_padding(np.ones((3, S), bool))), "does not"),
+        (
+            lambda m, x, y: m(x[:, None], y, xa.masks.key_padding(np.ones((3, S), bool))),
+            "KeyPadding of .3, ",
+        ),
         (lambda m, x, y: m(np.stack([x, x], 1), y, np.ones((T, S + 1), bool)), "has length 8"),
     ],
 )
