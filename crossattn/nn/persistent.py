@@ -1,10 +1,12 @@
 """Persistent vectors: learnt keys and values that every query reads beside its memory, in one softmax.
 
-memory, S keys and values, masked ──┐
-                                    ├─► softmax over S + P ─► sum of S + P values ─► head
-P learnt keys and values ───────────┘
+    memory, S keys and values, masked ──┐
+                                        ├─► softmax over S + P ─► sum of S + P values ─► head
+    P learnt keys and values ───────────┘
 
-a = softmax([q k_1 ... q k_S, q c_1 ... q c_P] / sqrt(H));  o = sum_s a_s v_s + sum_p a_(S+p) u_p
+    a = softmax([q k_1 ... q k_S, q c_1 ... q c_P] / sqrt(H));  o = sum_s a_s v_s + sum_p a_(S+p) u_p
+
+Source: Sukhbaatar et al. 2019, "Augmenting Self-attention with Persistent Memory", section 4.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ accents, since an inflected language has few of each form.
 import itertools
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,8 @@ def posteriors(
         empty word, then given each source word; ``PADDING`` after the end of a target.
       jumps: weights of jumps by -FURTHEST to FURTHEST positions; farther ones count as these.
     """
-    wrote, kept, scales = _forward(emissions, jumps)
-    empty, own, moves = _parts_of(emissions, jumps)
+    empty, own, moves = parts = _parts_of(emissions, jumps)
+    wrote, kept, scales = _forward(*parts)
     after = np.ones_like(own)
     for t in range(own.shape[1] - 1, 0, -1):
         ahead = (own[:, t] * after[:, t]) @ moves.T + empty[:, t] * after[:, t]
@@ -67,7 +67,7 @@ def predictive(
     """
     if emissions.shape[2] == 1:  # no source word
         return emissions[..., 0]
-    return _forward(emissions, jumps)[2][..., 0]
+    return _forward(*_parts_of(emissions, jumps))[2][..., 0]
 
 
 def _parts_of(emissions: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -77,9 +77,8 @@ def _parts_of(emissions: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, ...
     return empty, own, (1.0 - EMPTY) * moves / moves.sum(1, keepdims=True)
 
 
-def _forward(emissions: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, ...]:
+def _forward(empty: np.ndarray, own: np.ndarray, moves: np.ndarray) -> tuple[np.ndarray, ...]:
     """Returns the forward chances of states that wrote a word and that kept their place, and their sums."""
-    empty, own, moves = _parts_of(emissions, jumps)
     B, T, S = own.shape
     # The empty word keeps the position, so that a state is a position and whether it wrote the word.
     wrote, kept, scales = np.ones_like(own), np.ones_like(own), np.ones((B, T, 1))
@@ -107,19 +106,24 @@ class _Direction:
 
     def read(self) -> list[np.ndarray]:
         """Returns the posteriors [T S] of each sentence pair."""
-        return self._each(posteriors, [self.words.p[n] for n in self.words.kinds])
+        kinds, p = self.words.kinds, self.words.p
+        return self._each(posteriors, [n.shape for n in kinds], lambda i: p[kinds[i]])
 
     def predictions(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
         """Returns the ``predictive`` probabilities [T] of other sentence pairs."""
         found = []
         for first in range(0, len(pairs), _AT_ONCE):
             some = [self.words.chances(pair) for pair in pairs[first : first + _AT_ONCE]]
-            found += self._each(predictive, some)
+            found += self._each(predictive, [x.shape for x in some], some.__getitem__)
         return found
 
-    def _each(self, function: Any, chances: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _each(
+        self,
+        function: Any,
+        shapes: Sequence[tuple[int, ...]],
+        chances: Callable[[int], np.ndarray],
+    ) -> list[np.ndarray]:
         # Pairs with as many source words are read together, of like targets.
-        shapes = [x.shape for x in chances]
         order = sorted(range(len(shapes)), key=lambda i: shapes[i][::-1])
         found = [np.zeros(0)] * len(order)
         for own, group in itertools.groupby(order, key=lambda i: shapes[i][1]):
@@ -127,9 +131,9 @@ class _Direction:
                 emissions = np.zeros((len(some), shapes[some[-1]][0], own))
                 emissions[..., 0] = PADDING
                 for row, i in enumerate(some):
-                    emissions[row, : len(chances[i])] = chances[i]
+                    emissions[row, : shapes[i][0]] = chances(i)
                 for i, each in zip(some, function(emissions, self.jumps), strict=True):
-                    found[i] = each[: len(chances[i])]
+                    found[i] = each[: shapes[i][0]]
         return found
 
     def learn_links(self, links: Sequence[np.ndarray]) -> None:
